@@ -184,9 +184,7 @@ class Store:
 
     def _list(self, folder: str, ending: str) -> list[str]:
         """Paths of the visible files below a folder."""
-        selector = pafs.FileSelector(
-            f"{self._root}/{folder}", recursive=True, allow_not_found=True
-        )
+        selector = pafs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
         return sorted(
             info.path
             for info in self._files.get_file_info(selector)
@@ -233,4 +231,3 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-

@@ -1,0 +1,320 @@
+"""The command line: parse, call, print, exit code. Data on stdout, progress and notes on stderr."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from triplu_ray import __version__
+from triplu_ray.config import VARIANTS, resolve_ffn
+from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
+from triplu_ray.errors import UserError
+from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
+from triplu_ray.space import Space, load_space
+from triplu_ray.store import Store
+
+EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command `triplu-ray` and return its exit code."""
+    options = _parser().parse_args(arguments)
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        code: int = options.run(options, stderr)
+    except UserError as error:
+        stderr.print(f"triplu-ray: error: {' '.join(str(error).split())}", markup=False)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        stderr.print("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `triplu-ray plan ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="triplu-ray", description="Paired sweeps of feed-forward layers on Ray."
+    )
+    parser.add_argument("--version", action="version", version=f"triplu-ray {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, run: Any, *, store: bool = True) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        added.add_argument("--json", action="store_true", help="print one JSON object")
+        if store:
+            added.add_argument(
+                "--store",
+                default=os.environ.get("TRIPLU_RAY_STORE", "results"),
+                help="folder or s3:// address of the results (default: results)",
+            )
+        return added
+
+    for name, text, run in (
+        ("plan", "what would run: runs, cohorts, parameters, FLOPs, time; done and missing", _plan),
+        ("sweep", "run what is missing; resumes by itself", _sweep),
+    ):
+        added = command(name, text, run)
+        added.add_argument("space", help="a space file, such as search_spaces/quickstart.yaml")
+        added.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+
+    report = command("report", "tables and figures from the store", _report)
+    report.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
+    report.add_argument("--format", choices=("md", "html", "json", "all"), help="write files")
+    report.add_argument("--output", default="reports", help="where they go (default: reports)")
+
+    variants = command("variants", "every variant: formula, width, parameters, FLOPs", _variants)
+    variants.add_argument("--d-model", type=int, nargs="+", default=[96, 256])
+    return parser
+
+
+def _plan(options: argparse.Namespace, stderr: Console) -> int:
+    store = Store(options.store)
+    space = load_space(options.space, options.overrides)
+    plan, _ = _make_plan(space, store, stderr, draft=True)
+    workers = max(1, int((os.cpu_count() or 1) / space.header.resources.cpu))
+    measured = _measured_rate(store)
+    seconds = plan.estimated_seconds(workers, measured)
+    if options.json:
+        _print_json(
+            {
+                "space": space.header.name,
+                "baseline": plan.baseline,
+                "targets": list(space.header.targets),
+                "runs": plan.rows(),
+                "cohorts": [
+                    {"cohort_id": c.cohort_id, "run_ids": [run.run_id for run in c.runs]}
+                    for c in plan.cohorts
+                ],
+                "done": len(plan.done),
+                "missing": len(plan.missing),
+                "tokens": sum(run.tokens for run in plan.missing),
+                "training_flops": sum(run.training_flops for run in plan.missing),
+                "estimated_seconds": seconds,
+                "estimate_from": "finished runs" if measured else "an assumed rate",
+                "workers": workers,
+            }
+        )
+        return EXIT_DONE
+    console = _stdout()
+    console.print(_plan_table(plan))
+    console.print(
+        f"{len(plan.runs)} runs, {len(plan.done)} done, {len(plan.missing)} missing in "
+        f"{len(plan.cohorts)} cohorts; {sum(run.tokens for run in plan.missing):,} token positions "
+        f"to train, about {_duration(seconds)} with {workers} workers "
+        f"(from {'finished runs' if measured else 'an assumed rate'})"
+    )
+    return EXIT_DONE
+
+
+def _plan_table(plan: Plan) -> Table:
+    """One row for runs that differ in nothing but the seed."""
+    axes = [axis for axis in plan.axes() if axis not in ("seed", "variant", "hidden")]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in plan.rows():
+        key = (row["variant"], row["hidden"], *(row[axis] for axis in axes))
+        groups.setdefault(key, []).append(row)
+    baselines = {
+        tuple(row[axis] for axis in axes): row["params"]
+        for row in plan.rows()
+        if row["variant"] == plan.baseline
+    }
+    table = Table(*("variant", "hidden", *axes), title=plan.space.header.name, title_justify="left")
+    for heading in ("seeds", "done", "params", "vs baseline", "FFN FLOPs/token", "tokens/run"):
+        table.add_column(heading, justify="right")
+    for key, rows in groups.items():
+        first = rows[0]
+        baseline = baselines.get(tuple(first[axis] for axis in axes))
+        mismatch = f"{first['params'] / baseline - 1:+.2%}" if baseline else "-"
+        table.add_row(
+            *(str(value) if value is not None else "-" for value in key),
+            str(len(rows)),
+            str(sum(row["done"] for row in rows)),
+            f"{first['params']:,}",
+            mismatch,
+            f"{first['ffn_flops_per_token']:,}",
+            f"{first['tokens']:,}",
+        )
+    return table
+
+
+def _sweep(options: argparse.Namespace, stderr: Console) -> int:
+    store = Store(options.store)
+    if store.is_local:
+        store = Store(str(Path(options.store).absolute()))
+    space = load_space(options.space, options.overrides)
+    plan, corpora = _make_plan(space, store, stderr, draft=False)
+    record = plan.record()
+    store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", record)
+    if not plan.missing:
+        stderr.print(f"{space.header.name}: all {len(plan.runs)} runs are done")
+        return _swept(options, plan, 0, [], False)
+    stderr.print(
+        f"{space.header.name}: {len(plan.missing)} of {len(plan.runs)} runs to train, "
+        f"{len(plan.done)} done, store {options.store}"
+    )
+
+    from triplu_ray.progress import SweepProgress
+    from triplu_ray.raytune import sweep
+
+    with SweepProgress(stderr, plan.cohorts) as progress:
+        outcome = sweep(plan, corpora, store, progress)
+    for failed in outcome.failed:
+        stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}", markup=False)
+    if outcome.interrupted:
+        stderr.print(f"interrupted; go on with: {_same_command(options)}", markup=False)
+    else:
+        stderr.print(f"{space.header.name}: {outcome.trained} runs trained")
+    failures = [vars(failed) for failed in outcome.failed]
+    return _swept(options, plan, outcome.trained, failures, outcome.interrupted)
+
+
+def _swept(
+    options: argparse.Namespace,
+    plan: Plan,
+    trained: int,
+    failed: list[dict[str, Any]],
+    interrupted: bool,
+) -> int:
+    if options.json:
+        _print_json(
+            {
+                "space": plan.space.header.name,
+                "runs": len(plan.runs),
+                "done_before": len(plan.done),
+                "trained": trained,
+                "failed": failed,
+                "interrupted": interrupted,
+            }
+        )
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if failed else EXIT_DONE
+
+
+def _same_command(options: argparse.Namespace) -> str:
+    """The command line that continues a sweep."""
+    import shlex
+
+    words = ["triplu-ray", "sweep", options.space, *options.overrides, "--store", options.store]
+    return shlex.join(words)
+
+
+def _make_plan(
+    space: Space, store: Store, stderr: Console, *, draft: bool
+) -> tuple[Plan, dict[str, Corpus]]:
+    """The plan, and the corpora by fingerprint; a draft does not fetch what is not at hand."""
+    corpora: dict[str, Corpus] = {}
+
+    @cache
+    def load(source: CorpusSource) -> CorpusFacts:
+        expected = space.header.vocab_size
+        if draft and expected is not None and not is_at_hand(source):
+            stderr.print(f"note: the corpus {source.corpus} is not here yet: run ids are drafts")
+            return CorpusFacts(expected, None)
+        corpus = load_corpus(source)
+        if expected is not None and len(corpus.vocabulary) != expected:
+            raise UserError(
+                f"{space.origin}: vocab_size: expected a corpus of {expected} entries, "
+                f"got {len(corpus.vocabulary)} from {corpus.description}"
+            )
+        stderr.print(f"corpus {corpus.description}", markup=False)
+        corpora[corpus.sha256] = corpus
+        return CorpusFacts(len(corpus.vocabulary), corpus.sha256)
+
+    plan = make_plan(space, load, frozenset(store.finished_run_ids()))
+    for run in plan.runs:
+        if run.corpus.sha256 is not None:
+            check_length(corpora[run.corpus.sha256], run.config.context_length)
+    return plan, corpora
+
+
+def _measured_rate(store: Store) -> float | None:
+    """Median training FLOPs a second of the runs in the store."""
+    runs = store.read_runs().to_pandas()
+    rates = 3 * runs["flops_per_token"] * runs["tokens_per_second"]
+    return float(rates.median()) if len(rates) else None
+
+
+def _report(options: argparse.Namespace, stderr: Console) -> int:
+    from triplu_ray.report import build_report, print_report, report_json, space_names, write_report
+
+    store = Store(options.store)
+    names = options.spaces or space_names(store)
+    if not names:
+        raise UserError(f"store {options.store}: no space was swept into it yet")
+    formats = ["md", "html", "json"] if options.format == "all" else [options.format]
+    built = []
+    for name in names:
+        report = build_report(store, name)
+        built.append(report_json(report))
+        if options.format:
+            folder = write_report(report, store, Path(options.output), formats)
+            stderr.print(f"wrote {folder}", markup=False)
+        if not options.json:
+            print_report(report, _stdout())
+    if options.json:
+        _print_json(built[0] if len(options.spaces) == 1 else {"reports": built})
+    return EXIT_DONE
+
+
+def _variants(options: argparse.Namespace, _stderr: Console) -> int:
+    """Every variant at the width that matches SwiGLU of the papers' size."""
+    rows = []
+    for d_model in options.d_model:
+        baseline = resolve_ffn("swiglu", {}, "")
+        hidden = {96: 322, 256: 768}.get(d_model, round(8 * d_model / 3))
+        for name in VARIANTS:
+            if name == "product":
+                continue
+            ffn = resolve_ffn(name, {}, "")
+            width = matched_width(ffn, baseline, hidden, d_model)
+            rows.append(
+                {
+                    "variant": name,
+                    "label": ffn.label,
+                    "formula": ffn.formula,
+                    "d_model": d_model,
+                    "hidden": width,
+                    "params": ffn.num_params(d_model, width),
+                    "flops": ffn.flops(d_model, width),
+                }
+            )
+    if options.json:
+        _print_json({"variants": rows})
+        return EXIT_DONE
+    table = Table(title="Feed-forward variants: one layer, FLOPs a token", title_justify="left")
+    for key in rows[0]:
+        table.add_column(key, justify="right" if isinstance(rows[0][key], int) else "left")
+    for row in rows:
+        table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
+    _stdout().print(table)
+    return EXIT_DONE
+
+
+def _stdout() -> Console:
+    """A terminal's own width, or one that holds a table whole where there is none."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def _print_json(content: Any) -> None:
+    sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

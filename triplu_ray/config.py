@@ -1,0 +1,178 @@
+"""One run's configuration, fully resolved, and its identity."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from triplu_ray.corpus import CorpusName, CorpusSource
+from triplu_ray.errors import UserError
+from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
+from triplu_ray.model import Initialization
+from triplu_ray.optim import Decay, Schedule
+
+SCHEMA_VERSION = 1
+"""Part of every run's id; raised when a key is added or changes its meaning."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class RunConfig(BaseModel):
+    """One run, fully resolved; the defaults are the TriPLU paper's character setting."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    corpus: CorpusName = "tinystories_lite"
+    train_bytes: PositiveInt | None = 1_000_000
+    validation_bytes: PositiveInt | None = 200_000
+    train_file: str | None = None
+    validation_file: str | None = None
+    tokenizer: Literal["char"] = "char"
+
+    ffn: FeedForward
+    hidden: PositiveInt
+    d_model: PositiveInt = 96
+    num_layers: PositiveInt = 2
+    num_heads: PositiveInt = 2
+    context_length: PositiveInt = 64
+    initialization: Initialization = "normal"
+
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: Positive = 3e-4
+    weight_decay: NonNegative = 0.1
+    beta1: Beta = 0.9
+    beta2: Beta = 0.999
+    decay: Decay = "all"
+    gradient_clip: Positive = 1.0
+    schedule: Schedule = "constant"
+    warmup_steps: NonNegativeInt = 0
+    decay_fraction: Fraction = 1.0
+    final_learning_rate_ratio: Fraction = 0.0
+
+    batch_size: PositiveInt = 32
+    num_steps: PositiveInt = 5_000
+    eval_interval: PositiveInt = 250
+    eval_batches: PositiveInt = 50
+    seed: NonNegativeInt = 1
+    precision: Literal["fp32"] = "fp32"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "RunConfig":
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model: expected a multiple of num_heads ({self.num_heads}), got {self.d_model}"
+            )
+        if self.warmup_steps > self.num_steps:
+            raise ValueError(
+                f"warmup_steps: expected at most num_steps ({self.num_steps}), "
+                f"got {self.warmup_steps}"
+            )
+        if self.eval_interval > self.num_steps:
+            raise ValueError(
+                f"eval_interval: expected at most num_steps ({self.num_steps}), "
+                f"got {self.eval_interval}"
+            )
+        return self
+
+    @property
+    def corpus_source(self) -> CorpusSource:
+        """Which text it reads."""
+        return CorpusSource(*(getattr(self, key) for key in CorpusSource._fields))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Token positions of one update."""
+        return self.batch_size * self.context_length
+
+    def run_id(self, corpus_sha256: str) -> str:
+        """Hash of everything that decides the result: equal runs are the same run everywhere.
+
+        Where the text lies does not count, what it says does.
+        """
+        identity = self.model_dump(exclude={"train_file", "validation_file"})
+        identity |= {"schema": SCHEMA_VERSION, "corpus_sha256": corpus_sha256}
+        return short_hash(identity)
+
+    @property
+    def cohort_key(self) -> str:
+        """Equal for runs that can be members of one cohort."""
+        shared = self.model_dump(exclude={"seed", "learning_rate", "weight_decay"})
+        for key in self.ffn.per_member:
+            del shared["ffn"][key]
+        return json.dumps(shared, sort_keys=True)
+
+
+def short_hash(content: Any) -> str:
+    """16 hexadecimal digits that depend on the content, not on the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_FFN_CONFIGS: tuple[type[FeedForwardConfig], ...] = get_args(get_args(FeedForward)[0])
+_FFN_BY_KIND = {
+    kind: config
+    for config in _FFN_CONFIGS
+    for kind in get_args(config.model_fields["kind"].annotation)
+}
+_FFN_ADAPTER: TypeAdapter[FeedForwardConfig] = TypeAdapter(FeedForward)
+
+FFN_KEYS = {key for config in _FFN_CONFIGS for key in config.model_fields} - {"kind"}
+"""Keys that belong to some variants only."""
+
+VARIANTS = sorted({*ALIASES, *_FFN_BY_KIND})
+"""What the key `variant` may say: kinds, and the papers' names."""
+
+
+def ffn_keys_of(variant: str) -> set[str]:
+    """The keys that a variant, or alias, understands."""
+    kind = ALIASES[variant]["kind"] if variant in ALIASES else variant
+    return set(_FFN_BY_KIND[kind].model_fields) - {"kind"}
+
+
+def resolve_ffn(variant: str, settings: Mapping[str, Any], where: str) -> FeedForwardConfig:
+    """The variant's configuration: its alias's fields, overlaid by the keys that it understands.
+
+    Raises UserError, which begins with `where`, for a value out of range or one that an alias
+    excludes (a triplu of degree 4).
+    """
+    fields = dict(ALIASES.get(variant, {"kind": variant}))
+    config = _FFN_BY_KIND[fields["kind"]]
+    for key in ffn_keys_of(variant) & settings.keys():
+        fixed = key in fields and key not in config.per_member
+        if fixed and fields[key] != settings[key]:
+            raise UserError(
+                f"{where}: {key}: {variant} means {fields[key]}, got {settings[key]!r}; "
+                f"write variant: {fields['kind']}"
+            )
+        fields[key] = settings[key]
+    try:
+        return _FFN_ADAPTER.validate_python(fields, strict=True)
+    except ValidationError as error:
+        raise UserError(f"{where}: {variant}: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem of a validation as one line: `key: expected ..., got ...`."""
+    problem = error.errors()[0]
+    names = [str(part) for part in problem["loc"] if part not in _FFN_BY_KIND]
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    if problem["type"] == "extra_forbidden":
+        message = "unknown key"
+    elif problem["type"] == "missing":
+        message = "expected a value, got none"
+    elif "got" not in message:
+        message += f", got {problem['input']!r}"
+    return ": ".join([".".join(names)] * bool(names) + [message])

@@ -1,0 +1,266 @@
+"""What a space amounts to: runs with ids and matched widths, their cost, their cohorts. Pure."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from triplu_ray.config import FFN_KEYS, RunConfig, explain, ffn_keys_of, resolve_ffn, short_hash
+from triplu_ray.corpus import CorpusSource
+from triplu_ray.errors import UserError
+from triplu_ray.ffn import FeedForwardConfig
+from triplu_ray.model import flops_per_token, num_params
+from triplu_ray.space import Block, Space
+
+ASSUMED_FLOPS_PER_SECOND = 8e10
+"""Of one worker, where the store has no run to tell: one core of a recent server, fp32."""
+
+
+class CorpusFacts(NamedTuple):
+    """What a plan needs of a corpus; `sha256` is None while the text is not there."""
+
+    vocab_size: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training: a configuration, with what follows from it."""
+
+    config: RunConfig
+    corpus: CorpusFacts
+
+    @cached_property
+    def run_id(self) -> str:
+        """The run's id; `draft-...` while the corpus is not there to be hashed."""
+        if self.corpus.sha256 is None:
+            return f"draft-{self.config.run_id('')}"
+        return self.config.run_id(self.corpus.sha256)
+
+    @cached_property
+    def params(self) -> int:
+        """Trainable parameters."""
+        return num_params(self.config.ffn, **self._shape)
+
+    @cached_property
+    def flops_per_token(self) -> int:
+        """Forward FLOPs of the whole model."""
+        return flops_per_token(self.config.ffn, **self._shape)
+
+    @property
+    def _shape(self) -> dict[str, int]:
+        keys = ("context_length", "d_model", "num_layers", "hidden")
+        return {"vocab_size": self.corpus.vocab_size} | {k: getattr(self.config, k) for k in keys}
+
+    @property
+    def tokens(self) -> int:
+        """Token positions of the whole training."""
+        return self.config.num_steps * self.config.tokens_per_step
+
+    @property
+    def training_flops(self) -> int:
+        """Forward and backward pass, counted as three forward passes."""
+        return 3 * self.flops_per_token * self.tokens
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the table `runs` that are known beforehand; `config` as an object."""
+        config = self.config
+        return {
+            "run_id": self.run_id,
+            "variant": config.ffn.label,
+            "seed": config.seed,
+            "learning_rate": config.learning_rate,
+            "gain": getattr(config.ffn, "gain", None),
+            "degree": getattr(config.ffn, "degree", None),
+            "num_layers": config.num_layers,
+            "hidden": config.hidden,
+            "params": self.params,
+            "ffn_flops_per_token": config.ffn.flops(config.d_model, config.hidden),
+            "flops_per_token": self.flops_per_token,
+            "tokens": self.tokens,
+            "config": config.model_dump(),
+        }
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Runs of equal shapes, trained in lock-step in one process."""
+
+    runs: tuple[PlannedRun, ...]
+
+    @cached_property
+    def cohort_id(self) -> str:
+        """Depends on its members alone."""
+        return short_hash(sorted(run.run_id for run in self.runs))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a space, and the cohorts of those not done."""
+
+    space: Space
+    baseline: str | None
+    runs: tuple[PlannedRun, ...]
+    cohorts: tuple[Cohort, ...]
+    done: frozenset[str]
+
+    @property
+    def plan_id(self) -> str:
+        """Depends on the runs, the baseline and the targets."""
+        header = self.space.header
+        return short_hash([sorted(r.run_id for r in self.runs), self.baseline, header.targets])
+
+    @property
+    def missing(self) -> tuple[PlannedRun, ...]:
+        """Runs that a sweep would train."""
+        return tuple(run for run in self.runs if run.run_id not in self.done)
+
+    def axes(self) -> list[str]:
+        """Keys that some grid of the space varies."""
+        return sorted({key for block in self.space.blocks for key in block.grid})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """`PlannedRun.row` of every run, with the values of all axes."""
+        rows = []
+        for run in self.runs:
+            config = run.config.model_dump()
+            flat = {**config["ffn"], **config}
+            axes = {key: flat.get(key) for key in self.axes() if key != "variant"}
+            rows.append(axes | run.row() | {"done": run.run_id in self.done})
+        return rows
+
+    def record(self) -> dict[str, Any]:
+        """What the store keeps of a plan, for reports."""
+        header = self.space.header
+        return {
+            "space": header.name,
+            "description": header.description,
+            "baseline": self.baseline,
+            "targets": list(header.targets),
+            "runs": [run.row() for run in self.runs],
+        }
+
+    def estimated_seconds(self, workers: int, flops_per_second: float | None) -> float:
+        """Training time of the missing runs, at a rate measured before or else assumed."""
+        work = sum(run.training_flops for run in self.missing)
+        return work / (flops_per_second or ASSUMED_FLOPS_PER_SECOND) / workers
+
+
+def make_plan(
+    space: Space,
+    corpus_facts: Callable[[CorpusSource], CorpusFacts],
+    finished: frozenset[str] = frozenset(),
+) -> Plan:
+    """Expand a space; raises UserError for combinations that make no run."""
+    baseline = _resolve_baseline(space)
+    runs: dict[str, PlannedRun] = {}
+    for index, block in enumerate(space.blocks):
+        where = space.origin if len(space.blocks) == 1 else f"{space.origin}: blocks[{index}]"
+        for settings in expand(block, where):
+            run = _resolve_run(settings, baseline, corpus_facts, where)
+            runs.setdefault(run.run_id, run)
+
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in runs.values():
+        groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
+    size = space.header.cohort
+    chunks = (group[i : i + size] for group in groups.values() for i in range(0, len(group), size))
+    unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
+    return Plan(
+        space,
+        baseline and baseline[0].label,
+        tuple(runs.values()),
+        tuple(Cohort(chunk) for chunk in unfinished if chunk),
+        finished & runs.keys(),
+    )
+
+
+def expand(block: Block, where: str) -> Iterator[dict[str, Any]]:
+    """Every combination of a block's axes that applies, each one once.
+
+    An axis whose condition is not met is left out, and so is a variant's key (gain, degree, ...)
+    for the variants that have no such key: both then count once, not once for every value.
+    """
+    if "variant" not in block.settings and "variant" not in block.grid:
+        raise UserError(f"{where}: variant: expected a value or an axis, got none")
+    seen = set()
+    used: set[str] = set()
+    for values in itertools.product(*(axis.values for axis in block.grid.values())):
+        combination = {**block.settings, **dict(zip(block.grid, values, strict=True))}
+        foreign = FFN_KEYS - ffn_keys_of(combination["variant"])
+        settings = {
+            key: value
+            for key, value in combination.items()
+            if key not in foreign
+            and (key not in block.grid or _applies(block.grid[key].when, combination))
+        }
+        used |= settings.keys()
+        identity = repr(sorted(settings.items()))
+        if identity not in seen:
+            seen.add(identity)
+            yield settings
+    unused = sorted((block.settings.keys() | block.grid.keys()) - used)
+    if unused:
+        raise UserError(f"{where}: {unused[0]}: applies to no run of the space")
+
+
+def _applies(when: Mapping[str, tuple[Any, ...]], combination: Mapping[str, Any]) -> bool:
+    return all(combination.get(key) in allowed for key, allowed in when.items())
+
+
+def _resolve_baseline(space: Space) -> tuple[FeedForwardConfig, int] | None:
+    baseline = space.header.baseline
+    if baseline is None:
+        return None
+    ffn = resolve_ffn(baseline["variant"], baseline, f"{space.origin}: baseline")
+    return ffn, baseline["hidden"]
+
+
+def _resolve_run(
+    settings: dict[str, Any],
+    baseline: tuple[FeedForwardConfig, int] | None,
+    corpus_facts: Callable[[CorpusSource], CorpusFacts],
+    where: str,
+) -> PlannedRun:
+    settings = dict(settings)
+    ffn = resolve_ffn(settings.pop("variant"), settings, where)
+    fields = {key: value for key, value in settings.items() if key not in FFN_KEYS}
+    if fields.get("hidden", "match") == "match":
+        if baseline is None:
+            raise UserError(f"{where}: hidden: match needs a baseline with variant and hidden")
+        d_model = fields.get("d_model", RunConfig.model_fields["d_model"].default)
+        fields["hidden"] = matched_width(ffn, *baseline, d_model, where)
+    try:
+        config = RunConfig.model_validate({"ffn": ffn, **fields})
+    except ValidationError as error:
+        raise UserError(f"{where}: {explain(error)}") from error
+    return PlannedRun(config, corpus_facts(config.corpus_source))
+
+
+def matched_width(
+    ffn: FeedForwardConfig,
+    baseline: FeedForwardConfig,
+    baseline_hidden: int,
+    d_model: int,
+    where: str = "",
+) -> int:
+    """The width whose parameters come nearest the baseline's; of two equally near, the larger.
+
+    All else being equal between the two models, a layer's parameters decide.
+    """
+    wanted = baseline.num_params(d_model, baseline_hidden)
+    width = 1
+    while ffn.num_params(d_model, 2 * width) <= wanted:
+        width *= 2
+    step = width
+    while step:
+        if ffn.num_params(d_model, width + step) <= wanted:
+            width += step
+        step //= 2
+    below, above = (abs(ffn.num_params(d_model, w) - wanted) for w in (width, width + 1))
+    if ffn.num_params(d_model, 1) > 2 * wanted:
+        raise UserError(f"{where}: hidden: no width of {ffn.label} is near the baseline's size")
+    return width if below < above else width + 1

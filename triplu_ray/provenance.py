@@ -1,0 +1,72 @@
+"""Where a result comes from: code, libraries, machine, memory, start-up."""
+
+import importlib.metadata
+import platform
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from triplu_ray import __version__
+
+_LIBRARIES = ("numpy", "pyarrow", "ray", "torch")
+
+
+def git_sha() -> str | None:
+    """The checkout's commit, with `+` if files differ from it; None for an installed package."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit, changes = (
+            subprocess.run(
+                ["git", *arguments],
+                cwd=root,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=10,
+            ).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "triplu_ray"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + "+" * bool(changes)
+
+
+def versions() -> dict[str, str]:
+    """Of the project, Python and the libraries that results depend on."""
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {"triplu_ray": __version__, "python": platform.python_version(), **libraries}
+
+
+def hardware(device: str, num_threads: int, members: int) -> str:
+    """What a cohort ran on, in a few words."""
+    if device.startswith("cuda"):
+        import torch
+
+        place = torch.cuda.get_device_name(device)
+    else:
+        place = f"{_processor()}, {num_threads} thread{'s' * (num_threads != 1)}"
+    return f"{place}, cohort of {members}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def process_age() -> float:
+    """Seconds since this process started."""
+    return time.time() - psutil.Process().create_time()
+
+
+def peak_memory_mib() -> float:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if platform.system() == "Darwin" else 1 << 10)

@@ -1,0 +1,121 @@
+"""The yardstick: a plain eager PyTorch model and loop in the manner of minGPT.
+
+It shares no layer with the training engine; tests hold the engine to its numbers, the benchmark to
+its speed. Its parameters carry the engine's names, so that weights can be copied by name.
+
+B batch, T time, D model width, V vocabulary
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from triplu_ray.ffn import FeedForwardConfig, Gelu, Product
+
+
+class Attention(nn.Module):
+    """Causal self-attention through PyTorch's fused kernel."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.output = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, T, D] -> [B, T, D]`."""
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForwardLayer(nn.Module):
+    """GELU, SwiGLU or a product branch, written out."""
+
+    def __init__(self, ffn: FeedForwardConfig, d_model: int, hidden: int) -> None:
+        super().__init__()
+        self.ffn = ffn
+        if isinstance(ffn, Gelu):
+            self.input = nn.Linear(d_model, hidden, bias=False)
+        else:
+            streams = (nn.Linear(d_model, hidden, bias=False) for _ in range(ffn.num_streams))
+            self.streams = nn.ModuleList(streams)
+        self.output = nn.Linear(hidden, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, T, D] -> [B, T, D]`."""
+        if isinstance(self.ffn, Gelu):
+            branch = F.gelu(self.input(x))
+        elif isinstance(self.ffn, Product):
+            branch = self.streams[0](x)
+            for stream in self.streams[1:]:
+                branch = branch * stream(x)
+            branch = self.ffn.gain * branch
+        else:
+            branch = F.silu(self.streams[0](x)) * self.streams[1](x)
+        out: Tensor = self.output(branch)
+        return out
+
+
+class ReferenceBlock(nn.Module):
+    """Pre-norm attention and feed-forward layer."""
+
+    def __init__(self, ffn: FeedForwardConfig, d_model: int, hidden: int, num_heads: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(d_model)
+        self.attention = Attention(d_model, num_heads)
+        self.ffn_norm = nn.LayerNorm(d_model)
+        self.ffn = FeedForwardLayer(ffn, d_model, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, T, D] -> [B, T, D]`."""
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
+        return out
+
+
+class ReferenceDecoder(nn.Module):
+    """One model; the loss of a batch is what `forward` returns."""
+
+    def __init__(
+        self,
+        ffn: FeedForwardConfig,
+        *,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        hidden: int,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = nn.Parameter(torch.zeros(context_length, d_model))
+        self.blocks = nn.ModuleList(
+            ReferenceBlock(ffn, d_model, hidden, num_heads) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy, nats a token: `[B, T]`, `[B, T]` -> scalar."""
+        x = self.embedding(tokens) + self.positions[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def train_step(
+    model: ReferenceDecoder, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor
+) -> float:
+    """One update: loss, gradient, clip to norm 1, AdamW; the loss before it."""
+    optimizer.zero_grad(set_to_none=True)
+    loss: Tensor = model(tokens, targets)
+    torch.autograd.backward(loss)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()

@@ -1,0 +1,161 @@
+"""Layers with a leading member axis: several models of equal shape trained as one.
+
+Parameters are `[members, ...]`; members share nothing, so each one's numbers are those it would
+have alone. A layer's author writes `u(x) * v(x) * w(x)` and never meets the axis.
+
+M members, N positions (batch x time), B batch, T time, D model width, H heads, V vocabulary
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Initializer = Callable[[int, np.random.Generator], NDArray[np.float64] | float]
+"""Draws one member's initial values, given its index and the parameter's own generator."""
+
+
+def keyed_generator(*key: str | int) -> np.random.Generator:
+    """A generator that depends on its key alone: the common random numbers of paired runs."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def normal(shape: Sequence[int], std: float) -> Initializer:
+    """N(0, std), independent entries."""
+    return lambda _, generator: generator.standard_normal(tuple(shape)) * std
+
+
+def constant(value: float) -> Initializer:
+    """The same value everywhere."""
+    return lambda _member, _generator: value
+
+
+class Stacked(nn.Module):
+    """A module whose parameters are `[members, ...]` and know how they start."""
+
+    def __init__(self, members: int) -> None:
+        super().__init__()
+        self.members = members
+        self.initializers: dict[str, Initializer] = {}
+
+    def declare(self, name: str, shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
+        """Register a parameter `[members, *shape]`, to be filled by `initialize`."""
+        parameter = nn.Parameter(torch.zeros(self.members, *shape))
+        self.register_parameter(name, parameter)
+        self.initializers[name] = initializer
+        return parameter
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, seeds: Sequence[int]) -> None:
+    """Draw each member's parameters from generators keyed by (seed, parameter name).
+
+    Equally named and shaped parameters of two models, or of two members with the same seed, start
+    equal whatever else the models hold.
+    """
+    for module_name, module in model.named_modules():
+        if not isinstance(module, Stacked):
+            continue
+        for name, initializer in module.initializers.items():
+            parameter = module.get_parameter(name)
+            for member, seed in enumerate(seeds):
+                generator = keyed_generator("weights", seed, f"{module_name}.{name}")
+                values = np.asarray(initializer(member, generator), dtype=np.float32)
+                parameter[member] = torch.from_numpy(values)
+
+
+class Linear(Stacked):
+    """`[M, N, inputs] -> [M, N, outputs]`, weights `[M, inputs, outputs]` N(0, std), bias 0."""
+
+    def __init__(
+        self, members: int, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02
+    ) -> None:
+        super().__init__(members)
+        self.weight = self.declare("weight", (inputs, outputs), normal((inputs, outputs), std))
+        self.bias = self.declare("bias", (outputs,), constant(0.0)) if bias else None
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Apply; `scale` `[M, 1, 1]` multiplies the weights, which costs less than the output."""
+        weight = self.weight if scale is None else self.weight * scale
+        if self.bias is None:
+            return torch.bmm(x, weight)
+        return torch.baddbmm(self.bias[:, None], x, weight)
+
+
+class LayerNorm(Stacked):
+    """`[M, N, D] -> [M, N, D]` with learned scale (1) and shift (0)."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__(members)
+        self.width = width
+        self.weight = self.declare("weight", (width,), constant(1.0))
+        self.bias = self.declare("bias", (width,), constant(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize over the last axis."""
+        if self.members == 1:
+            return F.layer_norm(x, (self.width,), self.weight[0], self.bias[0])
+        normed = F.layer_norm(x, (self.width,))
+        return torch.addcmul(self.bias[:, None], normed, self.weight[:, None])
+
+
+class Embedding(Stacked):
+    """`[M, ...] indices -> [M, ..., D]`, entries N(0, 0.02)."""
+
+    def __init__(self, members: int, entries: int, width: int) -> None:
+        super().__init__(members)
+        self.entries = entries
+        self.weight = self.declare("weight", (entries, width), normal((entries, width), 0.02))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Look up each member's own table."""
+        first = torch.arange(self.members, device=indices.device) * self.entries
+        first = first.view(-1, *[1] * (indices.dim() - 1))
+        return F.embedding(indices + first, self.weight.flatten(0, 1))
+
+
+class CausalSelfAttention(Stacked):
+    """Multi-head attention over earlier positions, with biases; `[M, N, D] -> [M, N, D]`.
+
+    Explicit products and softmax, head by head on strided views: at the short contexts of tiny
+    models faster than the fused kernel and than gathering the heads first.
+    """
+
+    causal_mask: Tensor
+
+    def __init__(
+        self, members: int, width: int, num_heads: int, context_length: int, *, output_std: float
+    ) -> None:
+        super().__init__(members)
+        self.num_heads = num_heads
+        self.qkv = Linear(members, width, 3 * width, bias=True)
+        self.output = Linear(members, width, width, bias=True, std=output_std)
+        mask = torch.full((context_length, context_length), -math.inf).triu(1)
+        self.register_buffer("causal_mask", mask, persistent=False)
+
+    def forward(self, x: Tensor, time: int) -> Tensor:
+        """Mix the positions of each sequence of length `time`; N is batch x time."""
+        head_width = x.shape[-1] // self.num_heads
+        parts = self.qkv(x).view(-1, time, 3 * x.shape[-1]).split(head_width, dim=-1)
+        queries, keys, values = (
+            parts[first : first + self.num_heads] for first in range(0, len(parts), self.num_heads)
+        )
+        mask = self.causal_mask[:time, :time].expand(len(parts[0]), -1, -1)
+        heads = []
+        for query, key, value in zip(queries, keys, values, strict=True):
+            scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=head_width**-0.5)
+            heads.append(torch.bmm(scores.softmax(-1), value))
+        output: Tensor = self.output(torch.cat(heads, dim=-1).view_as(x))
+        return output
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean loss of each member, nats: logits `[M, N, V]`, targets `[M, N]` -> `[M]`."""
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(len(logits), -1).mean(1)
