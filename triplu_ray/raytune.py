@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import tempfile
 import time
 import uuid
@@ -68,8 +69,6 @@ def sweep(
     corpora: Mapping[str, Corpus],
     store: Store,
     progress: SweepProgress,
-    *,
-    save_seconds: float = 60.0,
 ) -> SweepOutcome:
     """Train a plan's missing runs; `corpora` by their fingerprint.
 
@@ -81,7 +80,7 @@ def sweep(
     with _running_ray(plan), tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch:
         ray_start_seconds = time.monotonic() - started
         callback = _Callback(progress)
-        tuner = _tuner(plan, corpora, store, callback, scratch, save_seconds)
+        tuner = _tuner(plan, corpora, store, callback, scratch)
         interrupted = False
         try:
             tuner.fit()
@@ -120,6 +119,8 @@ def _running_ray(plan: Plan) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {} if address else {"include_dashboard": False}
     warnings.filterwarnings("ignore", module="ray")
+    if address:
+        _check_reachable(address)
     try:
         ray.init(
             address=address or "local",
@@ -146,13 +147,24 @@ def _running_ray(plan: Plan) -> Iterator[None]:
         ray.shutdown()
 
 
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes; a port that nobody listens on is known at once."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise UserError(
+                f"RAY_ADDRESS={address}: no Ray cluster answers there: {error}"
+            ) from error
+
+
 def _tuner(
     plan: Plan,
     corpora: Mapping[str, Corpus],
     store: Store,
     callback: "_Callback",
     scratch: str,
-    save_seconds: float,
 ) -> tune.Tuner:
     header = plan.space.header
     granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
@@ -164,7 +176,7 @@ def _tuner(
         num_threads=max(1, int(header.resources.cpu)),
         device="cuda" if header.resources.gpu else "cpu",
         git_sha=provenance.git_sha(),
-        save_seconds=save_seconds,
+        checkpoint_seconds=header.checkpoint_seconds,
     )
     return tune.Tuner(
         tune.with_resources(tune.with_parameters(CohortTrainable, job=job), granted),
@@ -192,7 +204,7 @@ class SweepJob:
     num_threads: int
     device: str
     git_sha: str | None
-    save_seconds: float
+    checkpoint_seconds: float
 
 
 class CohortTrainable(tune.Trainable):
@@ -224,9 +236,10 @@ class CohortTrainable(tune.Trainable):
         checkpoint = self._store.read_checkpoint(cohort_id)
         if checkpoint is not None:
             self._trainer.restore(checkpoint)
+        self._first_step = self._trainer.step
         self._stored = False
         self._events = train_cohort(
-            self._trainer, save=self._save, save_seconds=self._job.save_seconds
+            self._trainer, save=self._save, save_seconds=self._job.checkpoint_seconds
         )
 
     def step(self) -> dict[str, Any]:
@@ -246,8 +259,8 @@ class CohortTrainable(tune.Trainable):
         }
 
     def cleanup(self) -> None:
-        """Keep what an interrupted cohort has reached."""
-        if not self._stored:
+        """Keep what an interrupted cohort has reached, if it was here that it was reached."""
+        if not self._stored and self._trainer.step > self._first_step:
             self._save(self._trainer.checkpoint())
 
     def _save(self, checkpoint: bytes) -> None:

@@ -59,7 +59,7 @@ class Progress:
     evaluations: tuple[Evaluation, ...]
     best_val_loss: float | None
     tokens_per_second: float
-    """All members together, over the steps since the last progress."""
+    """All members together, in the steps since the last progress."""
 
 
 class CohortTrainer:
@@ -261,14 +261,13 @@ def train_cohort(
     `save` receives a checkpoint every `save_seconds` of wall time.
     """
     saved = told = time.monotonic()
-    told_step = trainer.step
+    told_step, told_seconds = trainer.step, trainer.seconds
 
     def progress(evaluations: tuple[Evaluation, ...]) -> Progress:
-        nonlocal told, told_step
-        now = time.monotonic()
+        nonlocal told, told_step, told_seconds
         positions = (trainer.step - told_step) * trainer.config.tokens_per_step
-        rate = len(trainer.members) * positions / max(now - told, 1e-9)
-        told, told_step = now, trainer.step
+        rate = len(trainer.members) * positions / max(trainer.seconds - told_seconds, 1e-9)
+        told, told_step, told_seconds = time.monotonic(), trainer.step, trainer.seconds
         losses = [m.best_val_loss for m in trainer.members if m.best_val_loss is not None]
         best = min(losses, default=None)
         return Progress(trainer.step, trainer.config.num_steps, evaluations, best, rate)

@@ -1,0 +1,33 @@
+# Everything runs in .venv, made on first use. PYTHON picks the interpreter, 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+SPACE := search_spaces/quickstart.yaml
+# One thread a process: tests and workers then share the cores instead of fighting for them.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install quickstart test test-all check benchmark
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+quickstart: install
+	$(BIN)/triplu-ray sweep $(SPACE)
+	$(BIN)/triplu-ray report quickstart
+
+test: install
+	$(BIN)/python -m pytest
+
+test-all: install
+	$(BIN)/python -m pytest -m ''
+
+check: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+benchmark: install
+	$(BIN)/python -m triplu_ray.benchmark

@@ -1,0 +1,56 @@
+"""Tiny planned cohorts over the generated stories, for tests of training and sweeps."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from triplu_ray.corpus import Corpus, CorpusSource, load_corpus
+from triplu_ray.plan import Cohort, CorpusFacts, Plan, make_plan
+from triplu_ray.space import load_space
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "corpus": "tinystories_lite",
+    "train_bytes": 20_000,
+    "validation_bytes": 5_000,
+    "baseline": {"variant": "swiglu", "hidden": 12},
+    "hidden": "match",
+    "targets": [3.0],
+    "d_model": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "context_length": 16,
+    "batch_size": 4,
+    "num_steps": 20,
+    "eval_interval": 5,
+    "eval_batches": 2,
+    "learning_rate": 1e-3,
+    "grid": {"seed": [1, 2], "variant": ["swiglu", "triplu"]},
+}
+
+
+@cache
+def corpus(train_bytes: int = 20_000, validation_bytes: int = 5_000) -> Corpus:
+    return load_corpus(CorpusSource("tinystories_lite", train_bytes, validation_bytes))
+
+
+def write_space(folder: Path, **changes: Any) -> Path:
+    """A space file with changed keys; an axis takes the place of the plain key."""
+    content = {**TINY, **changes}
+    content = {key: value for key, value in content.items() if key not in content["grid"]}
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def plan(folder: Path, finished: frozenset[str] = frozenset(), **changes: Any) -> Plan:
+    facts = CorpusFacts(len(corpus().vocabulary), corpus().sha256)
+    return make_plan(load_space(write_space(folder, **changes)), lambda _: facts, finished)
+
+
+def cohort(folder: Path, **changes: Any) -> Cohort:
+    """The only cohort of a space."""
+    (only,) = plan(folder, **{"cohort": 100, **changes}).cohorts
+    return only

@@ -1,0 +1,265 @@
+import numpy as np
+import pandas as pd
+import pytest
+from fabricate import FEED_FORWARD, frames, planned_run, stored_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triplu_ray import compare
+from triplu_ray.compare import Comparison
+
+PAPER_GAPS = (0.0322, 0.0259, 0.0558)
+LOSSES = st.lists(
+    st.tuples(st.floats(0.9, 1.3), st.floats(0.9, 1.3)), min_size=1, max_size=5, unique=True
+)
+
+
+def pair_up(losses: list[tuple[float, float]], baseline: str = "swiglu") -> Comparison:
+    """SwiGLU's and TriPLU's losses by seed."""
+    planned, runs = [], []
+    for seed, values in enumerate(losses, start=1):
+        for variant, loss in zip(("swiglu", "triplu"), values, strict=True):
+            planned.append(planned_run(variant, seed))
+            runs.append(stored_run(planned[-1], loss))
+    return compare.tidy(*frames(runs, planned), baseline)
+
+
+# What varies, and what is a pair
+
+
+def test_settings_are_what_varies_beside_variant_and_seed() -> None:
+    planned = [
+        planned_run(variant, seed, num_layers=depth)
+        for variant in ("triplu", "swiglu")
+        for seed in (2, 1)
+        for depth in (4, 2)
+    ]
+    comparison = compare.tidy(*frames([stored_run(run, 1.1) for run in planned], planned), "swiglu")
+    assert comparison.context == ("num_layers",)
+    assert comparison.baseline == "swiglu"
+    order = comparison.runs[["setting", "label", "seed"]].values.tolist()
+    assert order[:3] == [
+        ["num_layers=2", "swiglu", 1],
+        ["num_layers=2", "swiglu", 2],
+        ["num_layers=2", "triplu", 1],
+    ]
+    assert len(order) == 8
+
+
+def test_what_varies_within_a_variant_extends_its_label() -> None:
+    planned = [planned_run("triplu", seed, gain=gain) for seed in (1, 2) for gain in (1.0, 10.0)]
+    planned += [planned_run("triplu", 1, gain=10.0, hidden=100), planned_run("swiglu", 1)]
+    runs = compare.tidy(*frames([], planned), "swiglu").runs
+    assert set(runs["label"]) == {
+        "swiglu",
+        "triplu gain=1 hidden=242",
+        "triplu gain=10 hidden=242",
+        "triplu gain=10 hidden=100",
+    }
+    assert set(runs["family"]) == {"swiglu", "triplu hidden=242", "triplu hidden=100"}
+    assert (runs["setting"] == "").all()
+
+
+def test_a_width_matched_in_each_setting_is_no_variant_of_its_own() -> None:
+    planned = [planned_run("triplu", 1, hidden=h, d_model=d) for h, d in ((242, 96), (576, 256))]
+    runs = compare.tidy(*frames([], planned), "triplu").runs
+    assert runs["label"].tolist() == ["triplu", "triplu"]
+    assert runs["setting"].tolist() == ["d_model=96", "d_model=256"]
+
+
+def test_missing_and_diverged_runs_stay_visible() -> None:
+    planned = [planned_run(variant, seed) for variant in ("swiglu", "triplu") for seed in (1, 2, 3)]
+    planned.append(planned_run("triplu", 4))
+    runs = [stored_run(run, 1.1) for run in planned[:4]]
+    runs.append(stored_run(planned[4], 1.2, status="diverged", final_val_loss=np.nan))
+    comparison = compare.tidy(*frames(runs, planned), "swiglu")
+    pairs = compare.paired_gaps(comparison)
+    assert list(pairs["pair"]) == [
+        "paired",
+        "variant diverged",
+        "variant missing",
+        "baseline not planned",
+    ]
+    assert pairs["gap"].fillna(-1).tolist() == [0, -1, -1, -1]
+    table = compare.mean_gaps(pairs)
+    assert table[["n", "unpaired", "wins"]].values.tolist() == [[1, 3, 0]]
+    summary = compare.variant_summary(comparison).set_index("label")
+    counts = summary.loc[["triplu"], ["finished", "diverged", "missing"]]
+    assert counts.values.tolist() == [[1, 1, 2]]
+    assert summary.loc["triplu", "best_val_loss"] == 1.1
+
+
+def test_a_baseline_must_be_one_label() -> None:
+    planned = [planned_run("triplu", 1, gain=gain) for gain in (1.0, 5.0)]
+    runs = [stored_run(run, 1.1) for run in planned]
+    assert compare.tidy(*frames(runs, planned), "triplu").baseline is None
+    assert compare.tidy(*frames(runs, planned), "swiglu").baseline is None
+    comparison = compare.tidy(*frames(runs, planned), "triplu gain=5")
+    assert comparison.baseline == "triplu gain=5"
+    assert len(compare.paired_gaps(comparison)) == 1
+    none = compare.paired_gaps(compare.tidy(*frames(runs, planned), None))
+    assert len(none) == len(compare.gap_statistics(none)) == 0
+
+
+def test_of_equal_configurations_the_latest_finished_run_counts() -> None:
+    planned = [planned_run("swiglu", 1)]
+    old = stored_run(planned[0], 1.3, run_id="old", finished_at=pd.Timestamp(0, tz="UTC"))
+    new = stored_run(planned[0], 1.1, run_id="new")
+    comparison = compare.tidy(*frames([new, old], planned), None)
+    assert comparison.runs[["run_id", "status"]].values.tolist() == [["new", "finished"]]
+    assert comparison.superseded == 2  # the old run, and the planned id that nobody trained
+
+
+# Numbers
+
+
+def test_the_papers_gaps() -> None:
+    comparison = pair_up([(1.10 + gap, 1.10) for gap in PAPER_GAPS])
+    table = compare.gap_statistics(compare.paired_gaps(comparison)).iloc[0]
+    assert table["mean_gap"] == pytest.approx(0.0379667, abs=1e-7)
+    # By hand: sample SD 0.0157620, over sqrt(3), times 4.302653 = 0.0391551.
+    assert table["t_low"] == pytest.approx(-0.0011884, abs=1e-6)
+    assert table["t_high"] == pytest.approx(0.0771217, abs=1e-6)
+    assert table[["n", "wins"]].tolist() == [3, 3]
+    assert table["p_value"] == table["smallest_p"] == table["p_holm"] == 0.25
+    assert 0.0259 - 1e-9 <= table["bca_low"] < 0.038 < table["bca_high"] <= 0.0558 + 1e-9
+    assert np.isnan(table["correlation"])  # TriPLU's three losses are equal
+
+
+def test_summary_follows_the_papers_table_2() -> None:
+    comparison = pair_up([(1.1017 + d, 1.0637) for d in (-0.01, 0.0, 0.01)])
+    summary = compare.variant_summary(comparison).set_index("label")
+    assert summary["params"].to_dict() == {"triplu": 282624, "swiglu": 282240}
+    assert summary["perplexity"].round(3).to_dict() == {"triplu": 2.897, "swiglu": 3.009}
+    assert summary["sd"].to_dict() == pytest.approx({"triplu": 0.0, "swiglu": 0.01})
+    assert summary.loc["triplu", "mismatch"] == pytest.approx(384 / 282240)
+    assert summary.loc["swiglu", "mismatch"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gaps", "p_value"),
+    [
+        # Of the eight sums of +-1 +-2 +-4, |sum| is 7, 5, 3 and 1, twice each.
+        ((1.0, 2.0, 4.0), 2 / 8),
+        ((-1.0, 2.0, 4.0), 4 / 8),
+        ((1.0, -2.0, 4.0), 6 / 8),
+        ((-1.0, -2.0, 4.0), 8 / 8),
+        ((0.3,), 1.0),
+        ((0.1,) * 8, 2 / 256),
+    ],
+)
+def test_sign_flip_p_by_enumeration(gaps: tuple[float, ...], p_value: float) -> None:
+    assert compare.sign_flip_p(np.array([gaps])).tolist() == [p_value]
+
+
+def test_sign_flip_p_beyond_exact_seeds_is_drawn() -> None:
+    draws = 2**compare.EXACT_SEEDS
+    assert compare.sign_flip_p(np.full((1, 20), 0.1))[0] < 20 / draws
+
+
+def test_holm_textbook_example() -> None:
+    corrected = compare.holm(pd.Series([0.01, 0.04, 0.03, 0.005, np.nan]))
+    assert corrected[:4].tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert np.isnan(corrected[4])
+
+
+def test_intervals_need_seeds_and_spread() -> None:
+    assert np.isnan(compare.t_interval(np.array([[0.1]]))).all()
+    assert np.isnan(compare.bca_interval(np.array([[0.1, 0.2]]))).all()
+    assert np.isnan(compare.bca_interval(np.array([[0.1, 0.1, 0.1]]))).all()
+
+
+def test_bca_is_near_t_for_many_seeds_and_depends_on_its_row_alone() -> None:
+    gaps = np.random.default_rng(1).normal(0.04, 0.01, (5, 40))
+    bca, student = compare.bca_interval(gaps), compare.t_interval(gaps)
+    assert np.abs(np.subtract(bca, student)).max() < 0.0012
+    alone = compare.bca_interval(gaps[3:4])
+    assert np.ravel(alone).tolist() == pytest.approx([bca[0][3], bca[1][3]], abs=1e-12)
+
+
+def test_correlation_over_seeds() -> None:
+    first = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]])
+    second = np.array([[3.0, 5.0, 7.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0]])
+    assert compare.correlation(first, second)[:2].tolist() == pytest.approx([1.0, 0.5])
+    assert np.isnan(compare.correlation(first, second)[2])
+    assert np.isnan(compare.correlation(first[:, :2], second[:, :2])).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3e-4, "0.0003"), (1_000_000, "1000000"), (5.0, "5"), (True, "true"), (None, "none"),
+     (np.nan, "none"), ("adamw", "adamw"), (0.123456789, "0.123456789"), (1e-5, "1e-05")],
+)  # fmt: skip
+def test_value_text(value: object, text: str) -> None:
+    assert compare.value_text(value) == text
+
+
+# Properties
+
+
+@settings(max_examples=12, deadline=None)
+@given(LOSSES)
+def test_gaps_change_sign_with_the_baseline(losses: list[tuple[float, float]]) -> None:
+    there = compare.gap_statistics(compare.paired_gaps(pair_up(losses))).iloc[0]
+    back = compare.gap_statistics(compare.paired_gaps(pair_up(losses, "triplu"))).iloc[0]
+    assert there["mean_gap"] == pytest.approx(-back["mean_gap"], abs=1e-12)
+    assert there["t_low"] == pytest.approx(-back["t_high"], abs=1e-12, nan_ok=True)
+    assert there["p_value"] == back["p_value"]
+    assert there["wins"] + back["wins"] == sum(a != b for a, b in losses)
+
+
+@settings(max_examples=12, deadline=None)
+@given(LOSSES, st.integers(0, 99))
+def test_order_of_rows_does_not_matter(losses: list[tuple[float, float]], shuffle: int) -> None:
+    planned = [planned_run(v, seed) for seed in range(len(losses)) for v in ("swiglu", "triplu")]
+    flat = [loss for pair in losses for loss in pair]
+    runs, plan = frames([stored_run(*pair) for pair in zip(planned, flat, strict=True)], planned)
+    order = np.random.default_rng(shuffle).permutation(len(runs))
+    here, there = (
+        compare.gap_statistics(compare.paired_gaps(compare.tidy(*tables, "swiglu")))
+        for tables in ((runs, plan), (runs.iloc[order], plan.iloc[order[::-1]]))
+    )
+    pd.testing.assert_frame_equal(here, there, check_exact=True)
+
+
+@settings(max_examples=12, deadline=None)
+@given(LOSSES, st.floats(-0.5, 0.5))
+def test_a_constant_added_to_all_losses_leaves_gaps(
+    losses: list[tuple[float, float]], constant: float
+) -> None:
+    shifted = [(a + constant, b + constant) for a, b in losses]
+    gaps, same = (compare.paired_gaps(pair_up(values))["gap"] for values in (losses, shifted))
+    np.testing.assert_allclose(gaps, same, atol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=8))
+def test_p_is_never_below_the_smallest(gaps: list[float]) -> None:
+    p_value = compare.sign_flip_p(np.array([gaps]))[0]
+    assert 2 / 2 ** len(gaps) <= p_value <= 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_monotone_and_never_below_p(p_values: list[float]) -> None:
+    raw = pd.Series(p_values)
+    corrected = compare.holm(raw)
+    assert (corrected >= raw).all()
+    assert (corrected <= 1).all()
+    assert corrected[raw.sort_values(kind="stable").index].is_monotonic_increasing
+
+
+def test_ten_thousand_runs_are_compared_at_once() -> None:
+    rates = np.geomspace(1e-5, 1e-2, 500)
+    planned = [
+        planned_run(variant, seed, learning_rate=float(rate))
+        for rate in rates
+        for variant in FEED_FORWARD
+        for seed in range(5)
+    ]
+    losses = np.random.default_rng(0).normal(1.1, 0.01, len(planned))
+    runs = [stored_run(run, loss) for run, loss in zip(planned, losses, strict=True)]
+    table = compare.gap_statistics(
+        compare.paired_gaps(compare.tidy(*frames(runs, planned), "swiglu"))
+    )
+    assert len(table) == 1500
+    assert table["bca_low"].notna().all()

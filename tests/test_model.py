@@ -1,0 +1,93 @@
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from variants import every_variant
+
+from triplu_ray.ffn import FeedForwardConfig, GatedLinearUnit, Gelu, Product
+from triplu_ray.model import Decoder, flops_per_token, num_params
+from triplu_ray.reference import ReferenceDecoder
+from triplu_ray.stacked import cross_entropy, initialize
+
+SHAPE = {"vocab_size": 11, "context_length": 8, "d_model": 12, "num_layers": 2, "hidden": 10}
+SWIGLU, TRIPLU = GatedLinearUnit(kind="swiglu"), Product(degree=3, gain=5.0)
+
+
+def decoder(*ffns: FeedForwardConfig, **changes: Any) -> Decoder:
+    model = Decoder(ffns, num_heads=3, **{**SHAPE, **changes})
+    initialize(model, range(1, len(ffns) + 1))
+    return model
+
+
+@every_variant
+def test_parameters_are_as_many_as_said(ffn: FeedForwardConfig) -> None:
+    model = decoder(ffn, ffn)
+    assert sum(p.numel() for p in model.parameters()) == 2 * num_params(ffn, **SHAPE)
+
+
+@every_variant
+def test_flops_are_as_many_as_torch_counts(ffn: FeedForwardConfig) -> None:
+    with FlopCounterMode(display=False) as counter:
+        decoder(ffn)(torch.zeros(1, 3, SHAPE["context_length"], dtype=torch.long))
+    tokens = 3 * SHAPE["context_length"]
+    assert counter.get_total_flops() == tokens * flops_per_token(ffn, **SHAPE)
+
+
+@every_variant
+def test_no_logit_depends_on_a_later_token(ffn: FeedForwardConfig) -> None:
+    model = decoder(ffn, ffn)
+    embedded = []
+    hook = model.embedding.register_forward_hook(lambda *call: embedded.append(call[-1]))
+    logits = model(torch.randint(0, 11, (2, 1, 8), generator=torch.Generator().manual_seed(1)))
+    hook.remove()
+    for position in range(8):
+        (gradient,) = torch.autograd.grad(logits[:, position].sum(), embedded[0], retain_graph=True)
+        later, seen = gradient[:, :, position + 1 :], gradient[:, :, : position + 1]
+        assert torch.count_nonzero(later) == 0
+        assert torch.count_nonzero(seen[:, :, -1]) > 0
+
+
+def as_reference(name: str, value: torch.Tensor) -> torch.Tensor:
+    """A linear weight is `[inputs, outputs]` here and `[outputs, inputs]` in torch."""
+    linear = name.endswith("weight") and value.dim() == 2 and name != "embedding.weight"
+    return value.T if linear else value
+
+
+@pytest.mark.parametrize("ffn", [SWIGLU, TRIPLU, Gelu(), Product(degree=2)])
+def test_loss_and_gradient_equal_the_references(ffn: FeedForwardConfig) -> None:
+    model = decoder(ffn, ffn)
+    reference = ReferenceDecoder(ffn, num_heads=3, **SHAPE)
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            parameter.copy_(as_reference(name, model.get_parameter(name)[1]))
+    windows = torch.randint(0, 11, (5, 9), generator=torch.Generator().manual_seed(1))
+    tokens, targets = windows[:, :-1], windows[:, 1:]
+    losses = cross_entropy(model(tokens.expand(2, -1, -1)), targets.flatten().expand(2, -1))
+    expected = reference(tokens, targets)
+    torch.testing.assert_close(losses[1], expected)
+    torch.autograd.backward([losses.sum(), expected])
+    for name, parameter in reference.named_parameters():
+        gradient = model.get_parameter(name).grad
+        assert gradient is not None
+        torch.testing.assert_close(
+            as_reference(name, gradient[1]), parameter.grad, rtol=1e-4, atol=1e-6
+        )
+
+
+def test_mingpt_initialization_shrinks_output_projections() -> None:
+    shape = {**SHAPE, "d_model": 96, "hidden": 300, "num_layers": 2}
+    model = Decoder([SWIGLU], num_heads=2, initialization="mingpt", **shape)
+    initialize(model, [1])
+    for name, parameter in model.named_parameters():
+        if name.endswith("output.weight"):
+            assert parameter.std().item() == pytest.approx(0.02 / 2, rel=0.03)
+        elif name.endswith(("qkv.weight", "streams.0.weight", "head.weight")):
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.06)
+
+
+def test_initial_loss_is_that_of_a_uniform_guess() -> None:
+    model = decoder(TRIPLU)
+    windows = torch.randint(0, 11, (1, 64, 9), generator=torch.Generator().manual_seed(1))
+    loss = cross_entropy(model(windows[..., :-1]), windows[..., 1:].flatten(1))
+    assert loss.item() == pytest.approx(torch.log(torch.tensor(11.0)).item(), abs=0.01)

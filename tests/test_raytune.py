@@ -1,0 +1,241 @@
+"""Real sweeps: the command line in a process of its own, a real Ray, real signals."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from cohorts import write_space
+
+from triplu_ray.store import RUN_COLUMNS, Store
+
+# A few seconds a run on one core: time enough to be killed in.
+LONG: dict[str, Any] = {"num_steps": 1000, "eval_interval": 200, "checkpoint_seconds": 0.3}
+TIMEOUT = 180
+
+
+def start(space: Path, store: Path, *overrides: str) -> subprocess.Popen[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "triplu_ray.cli",
+            "sweep",
+            str(space),
+            *overrides,
+            "--store",
+            str(store),
+            "--json",
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(space: Path, store: Path, *overrides: str) -> tuple[int, dict[str, Any], str]:
+    process = start(space, store, *overrides)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    return process.returncode, json.loads(stdout or "{}"), stderr
+
+
+def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        if process.poll() is not None:
+            pytest.fail(f"the sweep ended too early: {process.communicate()}")
+        time.sleep(0.05)
+
+
+def finished_files(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in store.glob("*/*.parquet")}
+
+
+def checkpoints(store: Path) -> list[Path]:
+    return list(store.glob("checkpoints/*.safetensors"))
+
+
+def runs_and_curves(store: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The runs, and the evaluations without the one column that clocks decide."""
+    reader = Store(str(store))
+    return reader.read_runs().to_pandas(), reader.read_evals().to_pandas().drop(columns="seconds")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A space of four runs, and the store of its sweep."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    space, store = write_space(folder, **LONG), folder / "store"
+    code, _, stderr = run(space, store)
+    assert code == 0, stderr
+    return space, store
+
+
+def assert_complete_and_equal(store: Path, undisturbed: Path) -> pd.DataFrame:
+    """Every run once, every curve as if nothing had happened, nothing left over."""
+    runs, curves = runs_and_curves(store)
+    expected_runs, expected_curves = runs_and_curves(undisturbed)
+    assert list(runs["run_id"]) == list(expected_runs["run_id"])
+    pd.testing.assert_frame_equal(curves, expected_curves)
+    assert checkpoints(store) == []
+    assert not list(store.glob("*/.*"))
+    return runs
+
+
+def test_a_sweep_stores_every_run_with_every_column(undisturbed: tuple[Path, Path]) -> None:
+    runs, curves = runs_and_curves(undisturbed[1])
+    assert sorted(zip(runs["variant"], runs["seed"], strict=True)) == [
+        ("swiglu", 1),
+        ("swiglu", 2),
+        ("triplu", 1),
+        ("triplu", 2),
+    ]
+    nullable = {"gain", "degree", "diverged_step", "git_sha"}
+    for column in set(RUN_COLUMNS) - nullable:
+        assert runs[column].notna().all(), column
+    assert (runs["tokens"] == 1000 * 64).all()
+    assert (runs["status"] == "finished").all()
+    assert (runs["peak_memory_mib"] < 1536).all()
+    assert len(curves) == 4 * 6
+    # A model that has learned something: far below the uniform guess over 62 characters (4.13).
+    assert (runs["best_val_loss"] < 3.2).all()
+    versions = json.loads(runs["versions"][0])
+    assert versions["ray"]
+    assert versions["torch"]
+
+
+def test_the_second_time_there_is_nothing_to_train(undisturbed: tuple[Path, Path]) -> None:
+    space, store = undisturbed
+    before = finished_files(store)
+    code, summary, stderr = run(space, store)
+    assert code == 0
+    assert summary == {
+        "space": "tiny",
+        "runs": 4,
+        "done_before": 4,
+        "trained": 0,
+        "failed": [],
+        "interrupted": False,
+    }
+    assert "all 4 runs are done" in stderr
+    assert finished_files(store) == before
+
+
+def test_an_overlapping_space_trains_only_what_is_new(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, store = undisturbed[0], tmp_path / "store"
+    shutil.copytree(undisturbed[1], store)
+    before = finished_files(store)
+    code, summary, stderr = run(space, store, "seed=[2,3]", "name=more_seeds", "cohort=2")
+    assert code == 0, stderr
+    assert (summary["done_before"], summary["trained"]) == (2, 2)
+    assert {name: finished_files(store)[name] for name in before} == before
+    # The project's own lines and nothing of Ray's.
+    for line in stderr.splitlines():
+        assert line.startswith(("corpus ", "more_seeds", "finished ")) or "of 2 runs" in line, line
+
+
+def test_a_failed_cohort_does_not_stop_the_others(tmp_path: Path) -> None:
+    space, store = write_space(tmp_path, max_failures=1), tmp_path / "store"
+    code = subprocess.run(
+        [sys.executable, "-m", "triplu_ray.cli", "plan", str(space), "--json"],
+        capture_output=True,
+        check=True,
+    )
+    blocked = json.loads(code.stdout)["runs"][1]["run_id"]
+    # A folder where the run's file should go: its worker trains, but cannot store.
+    (store / "runs" / f"{blocked}.parquet" / "in_the_way").mkdir(parents=True)
+    exit_code, summary, stderr = run(space, store)
+    assert exit_code == 1
+    assert summary["trained"] == 3
+    (failed,) = summary["failed"]
+    assert failed["run_ids"] == [blocked]
+    assert blocked in failed["reason"]
+    assert f"failed: runs {blocked}: " in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_killed_driver_is_continued(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    process = start(space, store)
+    wait_until(lambda: list(store.glob("runs/*.parquet")) and checkpoints(store), process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(workers, timeout=60)
+    done = finished_files(store)
+    assert 0 < len(Store(str(store)).finished_run_ids()) < 4
+    code, summary, stderr = run(space, store)
+    assert code == 0, stderr
+    assert summary["trained"] == 4 - summary["done_before"]
+    runs = assert_complete_and_equal(store, reference)
+    assert runs["resumes"].max() == 1
+    assert {name: finished_files(store)[name] for name in done} == done
+
+
+def test_a_killed_worker_is_retried(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    process = start(space, store)
+    wait_until(lambda: checkpoints(store), process)
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "Trainable" in " ".join(child.cmdline()[:1])
+    ]
+    workers[0].kill()
+    _, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, stderr
+    assert sum(line.startswith("again ") for line in stderr.splitlines()) == 1
+    runs = assert_complete_and_equal(store, reference)
+    assert (runs["resumes"] > 0).sum() <= 1
+
+
+def test_ctrl_c_keeps_what_was_reached(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    process = start(space, store, "checkpoint_seconds=1000")
+    wait_until(lambda: list(store.glob("runs/*.parquet")), process)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130, stderr
+    assert json.loads(stdout)["interrupted"]
+    assert f"go on with: triplu-ray sweep {space} " in stderr
+    assert "Traceback" not in stderr
+    assert checkpoints(store), "a running cohort's progress was dropped"
+    code, _, stderr = run(space, store)
+    assert code == 0, stderr
+    assert assert_complete_and_equal(store, reference)["resumes"].max() == 1
+
+
+def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
+    space, store = write_space(tmp_path), tmp_path / "store"
+    code, _, stderr = run(space, store, "resources.gpu=64")
+    assert code == 2
+    assert "resources.gpu: expected at most what this machine has (0), got 64" in stderr
+    assert "Traceback" not in stderr
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "triplu_ray.cli", "sweep", str(space), "--store", str(store)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 2
+    assert "RAY_ADDRESS=127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr

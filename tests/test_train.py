@@ -1,0 +1,219 @@
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cohorts import cohort, corpus
+
+from triplu_ray.plan import Cohort
+from triplu_ray.reference import ReferenceDecoder, train_step
+from triplu_ray.train import (
+    CohortTrainer,
+    Evaluation,
+    train_cohort,
+    training_batch,
+    validation_batches,
+)
+
+FOUR: dict[str, Any] = {
+    "variant": "triplu",
+    "grid": {"seed": [1, 2], "learning_rate": [1e-3, 1e-2]},
+    "num_steps": 300,
+    "eval_interval": 100,
+}
+
+
+def trained(planned: Cohort, **options: Any) -> CohortTrainer:
+    trainer = CohortTrainer(planned, corpus())
+    for _ in train_cohort(trainer, **options):
+        pass
+    return trainer
+
+
+def without_seconds(rows: list[Evaluation]) -> list[Evaluation]:
+    return [replace(row, seconds=0.0) for row in rows]
+
+
+def test_importing_the_training_core_does_not_import_ray() -> None:
+    code = "import triplu_ray.train, sys; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_training_equals_the_plain_loop(tmp_path: Path) -> None:
+    planned = cohort(tmp_path, variant="triplu", grid={"seed": [5]}, num_steps=30)
+    config = planned.runs[0].config
+    trainer = CohortTrainer(planned, corpus())
+    reference = ReferenceDecoder(
+        config.ffn,
+        vocab_size=len(corpus().vocabulary),
+        context_length=config.context_length,
+        d_model=config.d_model,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        hidden=config.hidden,
+    )
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            mine = trainer.model.get_parameter(name)[0]
+            linear = mine.dim() == 2 and name not in ("embedding.weight", "positions")
+            parameter.copy_(mine.T if linear else mine)
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.1)
+    losses = []
+    for step in range(config.num_steps):
+        windows = torch.from_numpy(
+            training_batch(corpus().train, 5, step, config.batch_size, config.context_length)
+        )
+        losses.append(train_step(reference, optimizer, windows[:, :-1], windows[:, 1:]))
+        trainer.train_step()
+    # Summed in another order: 30 steps leave a relative difference of a few 1e-6.
+    mean = trainer.members[0].train_loss_sum / config.num_steps
+    assert mean == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["swiglu", "triplu", "gelu"])
+def test_a_member_of_four_is_bit_equal_to_the_same_run_alone(tmp_path: Path, variant: str) -> None:
+    four = cohort(tmp_path, **{**FOUR, "variant": variant})
+    together = trained(four)
+    assert len(four.runs) == 4
+    for index, run in enumerate(four.runs):
+        alone = trained(Cohort((run,)))
+        assert torch.equal(together.optimizer.values[index], alone.optimizer.values[0])
+        assert torch.equal(together.best_values[index], alone.best_values[0])
+        mine, expected = together.members[index], alone.members[0]
+        assert without_seconds(mine.evaluations) == without_seconds(expected.evaluations)
+        assert len(mine.evaluations) == 4
+
+
+def test_members_differ_in_gain_and_decay(tmp_path: Path) -> None:
+    planned = cohort(
+        tmp_path, variant="triplu", grid={"gain": [1.0, 5.0], "weight_decay": [0.0, 0.5]}
+    )
+    together = trained(planned)
+    finals = [member.last_val_loss for member in together.members]
+    assert len(planned.runs) == len(set(finals)) == 4
+    for index, run in enumerate(planned.runs):
+        alone = trained(Cohort((run,)))
+        assert alone.members[0].last_val_loss == finals[index]
+
+
+def test_evaluations_come_on_schedule_and_the_best_is_kept(tmp_path: Path) -> None:
+    planned = cohort(
+        tmp_path, variant="triplu", grid={"seed": [1]}, num_steps=23, learning_rate=0.1
+    )
+    trainer = trained(planned)
+    (member,) = trainer.members
+    assert [row.step for row in member.evaluations] == [0, 5, 10, 15, 20, 23]
+    assert [row.tokens for row in member.evaluations] == [64 * s for s in (0, 5, 10, 15, 20, 23)]
+    losses = {row.step: row.loss for row in member.evaluations}
+    assert member.best_val_loss == min(losses.values())
+    assert losses[member.best_step or 0] == member.best_val_loss
+    assert member.evaluations[0].train_loss is None
+    assert member.evaluations[0].loss == pytest.approx(math.log(62), abs=0.02)
+    trainer.optimizer.values.copy_(trainer.best_values)
+    trainer.members[0].evaluations.clear()
+    (again,) = trainer.evaluate()
+    assert again.loss == member.best_val_loss
+
+
+def test_summary_of_a_finished_run(tmp_path: Path) -> None:
+    trainer = trained(cohort(tmp_path, variant="swiglu", grid={"seed": [1]}))
+    (summary,) = trainer.summaries()
+    assert summary["status"] == "finished"
+    assert summary["tokens"] == 20 * 64
+    assert summary["perplexity"] == pytest.approx(math.exp(summary["best_val_loss"]))
+    assert summary["tokens_per_second"] == pytest.approx(summary["tokens"] / summary["seconds"])
+    assert summary["diverged_step"] is None
+
+
+def test_divergence_ends_the_member_and_not_the_cohort(tmp_path: Path) -> None:
+    planned = cohort(
+        tmp_path, variant="triplu", gain=5.0, grid={"learning_rate": [1e-3, 1e6, 1e-2]}
+    )
+    together = trained(planned)
+    lost, kept = together.members[1], (together.members[0], together.members[2])
+    assert lost.diverged_step is not None
+    assert all(math.isfinite(row.loss) for row in lost.evaluations)
+    assert all(row.step < lost.diverged_step for row in lost.evaluations)
+    for index, member in zip((0, 2), kept, strict=True):
+        alone = trained(Cohort((planned.runs[index],)))
+        assert member.diverged_step is None
+        assert member.last_val_loss == alone.members[0].last_val_loss
+    summary = together.summaries()[1]
+    assert summary["status"] == "diverged"
+    assert summary["final_val_loss"] is None
+    assert summary["tokens"] == lost.diverged_step * 64
+
+
+def test_a_cohort_whose_members_all_diverge_ends_early(tmp_path: Path) -> None:
+    planned = cohort(tmp_path, variant="triplu", grid={"learning_rate": [1e6, 1e7]}, num_steps=500)
+    trainer = trained(planned)
+    assert trainer.step < 100
+    assert all(member.diverged_step is not None for member in trainer.members)
+
+
+@pytest.mark.parametrize("stop_after", [1, 7, 10, 19])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
+    planned = cohort(
+        tmp_path, variant="triplu", grid={"seed": [1, 2], "learning_rate": [1e-3, 1e6]}
+    )
+    whole = trained(planned)
+    first = CohortTrainer(planned, corpus())
+    for progress in train_cohort(first, progress_seconds=0.0):
+        if progress.step >= stop_after:
+            break
+    second = CohortTrainer(planned, corpus())
+    second.restore(first.checkpoint())
+    for _ in train_cohort(second):
+        pass
+    assert second.resumes == 1
+    for mine, expected in zip(second.members, whole.members, strict=True):
+        assert without_seconds(mine.evaluations) == without_seconds(expected.evaluations)
+        assert mine.diverged_step == expected.diverged_step
+    for index, member in enumerate(whole.members):
+        if member.diverged_step is None:
+            assert torch.equal(second.optimizer.values[index], whole.optimizer.values[index])
+    assert torch.equal(second.best_values, whole.best_values)
+
+
+def test_checkpoints_are_offered_by_wall_time(tmp_path: Path) -> None:
+    planned = cohort(tmp_path, variant="swiglu", grid={"seed": [1]})
+    often: list[bytes] = []
+    trained(planned, save=often.append, save_seconds=0.0)
+    never: list[bytes] = []
+    trained(planned, save=never.append, save_seconds=1e9)
+    assert len(often) == 20
+    assert never == []
+
+
+def test_batches_depend_on_seed_and_step_alone() -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    batch = training_batch(tokens, 3, 17, batch_size=8, context_length=10)
+    assert (batch == training_batch(tokens, 3, 17, batch_size=8, context_length=10)).all()
+    assert (batch != training_batch(tokens, 3, 18, batch_size=8, context_length=10)).any()
+    assert (batch != training_batch(tokens, 4, 17, batch_size=8, context_length=10)).any()
+    assert (np.diff(batch, axis=1) == 1).all()
+    assert batch.shape == (8, 11)
+
+
+def test_training_windows_reach_both_ends_of_the_text() -> None:
+    tokens = np.arange(12, dtype=np.uint16)
+    seen = {
+        int(token)
+        for step in range(50)
+        for token in training_batch(tokens, 1, step, batch_size=4, context_length=10).flat
+    }
+    assert seen == set(range(12))
+
+
+def test_validation_windows_are_spread_evenly_over_the_text() -> None:
+    batches = validation_batches(np.arange(1000, dtype=np.uint16), 3, 4, context_length=9)
+    starts = batches[:, :, 0].flatten()
+    assert batches.shape == (3, 4, 10)
+    assert starts[0] == 0
+    assert batches[-1, -1, -1] == 999
+    assert np.diff(starts).min() >= np.diff(starts).max() - 1

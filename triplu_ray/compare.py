@@ -1,0 +1,327 @@
+"""Compare the variants of a space: tables in, tables out, nothing read and nothing written.
+
+Two runs are a pair when everything but the feed-forward layer and its width is equal: the seed and
+the `setting`, the configuration keys that vary in the space (learning_rate=0.001, num_layers=4).
+A gap is baseline minus variant in a pair; positive favours the variant, as in the TriPLU paper.
+Missing and diverged runs stay rows with a status: they are counted, and never dropped silently.
+"""
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+
+LOSSES = ["best_val_loss", "final_val_loss"]
+GROUP = ["setting", "label"]
+EXACT_SEEDS = 16
+"""Up to so many seeds the sign-flip p is exact."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a space, ready to compare.
+
+    `runs` has a row for every stored or planned run: the columns of the store, those of the
+    flattened configuration, and
+        label    the variant, with what varies within it: `triplu gain=3`
+        family   the same without the gain
+        setting  the values of `context`, as text; empty when nothing but variant and seed varies
+        status   finished, diverged or missing
+    in order of context, variant (the baseline first) and seed. `baseline` is a label, or None.
+    `superseded` counts the rows left out because a newer one has the same configuration.
+    """
+
+    runs: pd.DataFrame
+    context: tuple[str, ...]
+    baseline: str | None
+    superseded: int = 0
+
+
+def tidy(runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None) -> Comparison:
+    """Join the table `runs` with the planned runs, and find what varies.
+
+    `planned` has at least run_id, variant, seed and config; a run that is not in `runs` is missing.
+    `config` may be an object or its JSON. `baseline` is a variant or a whole label; it stays None
+    where no label, or more than one, answers to it.
+    """
+    missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
+    rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
+    configs = pd.DataFrame([dict(_flatten(config)) for config in rows["config"]], dtype=object)
+    configs = configs.infer_objects()
+    varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
+    layer = [key for key in varying if key.startswith("ffn.")]
+    context = [key for key in varying if key not in [*layer, "hidden", "seed"]]
+
+    rows = rows.join(configs[configs.columns.difference(rows.columns)])
+    rows["setting"] = settings(rows, context)
+    label = family = rows["variant"]
+    for key in layer:
+        detail = _detail(rows, key, [rows["variant"]])
+        label = label + detail
+        family = family if key == "ffn.gain" else family + detail
+    # A width that is matched anew in each setting names no new variant.
+    width = _detail(rows, "hidden", [family, rows["setting"]])
+    rows["label"], rows["family"] = label + width, family + width
+
+    answering = rows.loc[(rows["label"] == baseline) | (rows["variant"] == baseline), "label"]
+    baseline_label = answering.iloc[0] if answering.nunique() == 1 else None
+    rows = rows.assign(
+        is_variant=rows["label"] != baseline_label,
+        is_stored=rows["status"] != "missing",
+        is_finished=rows["status"] == "finished",
+    )
+    age = [name for name in ("is_stored", "is_finished", "finished_at") if name in rows]
+    order = [*context, "is_variant", "variant", *layer, "hidden", "seed"]
+    latest = rows.sort_values([*order, *age, "run_id"], key=_sortable).drop_duplicates(
+        [*GROUP, "seed"], keep="last"
+    )
+    return Comparison(
+        latest.drop(columns=["is_variant", "is_stored", "is_finished"]).reset_index(drop=True),
+        tuple(context),
+        baseline_label,
+        superseded=len(rows) - len(latest),
+    )
+
+
+def paired_gaps(comparison: Comparison) -> pd.DataFrame:
+    """Every pair of a variant with the baseline, one row a setting, label and seed.
+
+    Columns: run_id and losses of both (`_baseline` for the baseline's), `gap` of best_val_loss,
+    `final_gap` of final_val_loss, and `pair`: "paired", or what is in the way of it
+    ("baseline missing", "variant diverged", "variant not planned"); then the gaps are null.
+    """
+    runs = comparison.runs[[*GROUP, "seed", "run_id", "status", *LOSSES]]
+    is_baseline = runs["label"] == comparison.baseline
+    baseline = runs[is_baseline].drop(columns="label")
+    variants = runs[~is_baseline] if is_baseline.any() else runs[:0]
+    all_seeds = variants[GROUP].drop_duplicates().merge(baseline[["setting", "seed"]], on="setting")
+    pairs = (
+        pd.concat([variants[[*GROUP, "seed"]], all_seeds])
+        .drop_duplicates()
+        .merge(variants, how="left", on=[*GROUP, "seed"])
+        .merge(baseline, how="left", on=["setting", "seed"], suffixes=("", "_baseline"))
+    )
+    baseline_status = pairs.pop("status_baseline").fillna("not planned")
+    variant_status = pairs.pop("status").fillna("not planned")
+    pairs["pair"] = np.select(
+        [baseline_status != "finished", variant_status != "finished"],
+        ["baseline " + baseline_status, "variant " + variant_status],
+        "paired",
+    )
+    for gap, loss in (("gap", "best_val_loss"), ("final_gap", "final_val_loss")):
+        difference = pairs[f"{loss}_baseline"] - pairs[loss]
+        pairs[gap] = difference.where(pairs["pair"] == "paired")
+    in_order = np.lexsort((pairs["seed"], pairs.groupby(GROUP, sort=False).ngroup()))
+    return pairs.iloc[in_order].reset_index(drop=True)
+
+
+def mean_gaps(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Sum the gaps of `paired_gaps` up, one row a setting and label, highest mean gap first.
+
+    Columns: n pairs, unpaired, wins, mean_gap, mean_final_gap.
+    """
+    table = (
+        pairs.assign(win=pairs["gap"] > 0, unpaired=pairs["gap"].isna())
+        .groupby(GROUP, sort=False)
+        .agg(
+            n=("gap", "count"),
+            unpaired=("unpaired", "sum"),
+            wins=("win", "sum"),
+            mean_gap=("gap", "mean"),
+            mean_final_gap=("final_gap", "mean"),
+        )
+        .reset_index()
+    )
+    return _best_first(table, -table["mean_gap"])
+
+
+def gap_statistics(pairs: pd.DataFrame) -> pd.DataFrame:
+    """How sure the means of `mean_gaps` are, in further columns; null where seeds are too few.
+
+    relative_gap (of the baseline's mean), t_low and t_high, bca_low and bca_high (95 % intervals),
+    p_value and smallest_p (2 / 2^n), p_holm over the variants of a setting, correlation of baseline
+    and variant over seeds. The rows must come in the order of `paired_gaps`.
+    """
+    table = mean_gaps(pairs).set_index(GROUP)
+    columns = ["relative_gap", "t_low", "t_high", "bca_low", "bca_high", "p_value", "correlation"]
+    table[columns] = np.nan
+    paired = pairs[pairs["pair"] == "paired"]
+    # Groups with equally many seeds are computed at once, as a matrix [groups, seeds].
+    sizes = paired.groupby(GROUP)["gap"].transform("size")
+    for n, block in paired.groupby(sizes):
+        index = pd.MultiIndex.from_frame(block[GROUP].drop_duplicates())
+        gaps, baseline, variant = (
+            block[name].to_numpy(float).reshape(-1, int(n))
+            for name in ("gap", "best_val_loss_baseline", "best_val_loss")
+        )
+        table.loc[index, columns] = np.column_stack(
+            [
+                gaps.mean(axis=1) / baseline.mean(axis=1),
+                *t_interval(gaps),
+                *bca_interval(gaps),
+                sign_flip_p(gaps),
+                correlation(baseline, variant),
+            ]
+        )
+    table["smallest_p"] = (2.0 / 2.0 ** table["n"]).where(table["n"] > 0)
+    table["p_holm"] = table.groupby("setting", sort=False)["p_value"].transform(holm)
+    return table.reset_index()
+
+
+def variant_summary(comparison: Comparison) -> pd.DataFrame:
+    """What each variant is and reached, one row a setting and label, lowest mean loss first.
+
+    Means are over finished runs. `sd` is the sample standard deviation of best_val_loss (n - 1;
+    the paper does not say which it prints, and its numbers fit either). `perplexity` is
+    exp(mean best_val_loss), which gives every perplexity of the paper's tables 2, 11 and 13.
+    `mismatch` is the parameters' relative distance to the baseline's.
+    """
+    runs = comparison.runs
+    finished = runs["status"] == "finished"
+    measured = [*LOSSES, "tokens_per_second", "seconds"]
+    counts = {status: runs["status"] == status for status in ("finished", "diverged", "missing")}
+    rows = runs.assign(**{name: runs[name].where(finished) for name in measured}, **counts)
+    groups = rows.groupby(GROUP, sort=False)
+    described = ["variant", "params", "hidden", "degree", "gain", *comparison.context]
+    described += ["d_model", "ffn_flops_per_token", "flops_per_token"]
+    first = [name for name in dict.fromkeys(described) if name in rows]
+    table = groups[first].first()
+    table[list(counts)] = groups[list(counts)].sum()
+    table[measured] = groups[measured].mean()
+    table["sd"] = groups["best_val_loss"].std(ddof=1)
+    table["perplexity"] = np.exp(table["best_val_loss"])
+    table = table.reset_index()
+    baseline = table[table["label"] == comparison.baseline].set_index("setting")["params"]
+    table["mismatch"] = table["params"] / table["setting"].map(baseline).astype(float) - 1
+    return _best_first(table, table["best_val_loss"])
+
+
+def t_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
+    """Student's t interval of each row's mean; null below two seeds. `[groups, seeds]`."""
+    groups, n = gaps.shape
+    if n < 2:
+        return np.full(groups, np.nan), np.full(groups, np.nan)
+    half = stats.t.ppf((1 + level) / 2, n - 1) * gaps.std(axis=1, ddof=1) / np.sqrt(n)
+    return gaps.mean(axis=1) - half, gaps.mean(axis=1) + half
+
+
+def bca_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
+    """BCa bootstrap interval of each row's mean; null below three seeds or if all are equal.
+
+    Every row sees the same resamples, so that its interval depends on nothing but the row.
+    """
+    low, high = np.full(len(gaps), np.nan), np.full(len(gaps), np.nan)
+    varied = np.ptp(gaps, axis=1) > 0
+    if gaps.shape[1] >= 3 and varied.any():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a degenerate row is null, and that is the answer
+            interval = stats.bootstrap(
+                (gaps[varied],),
+                np.mean,
+                axis=-1,
+                method="BCa",
+                confidence_level=level,
+                n_resamples=4999,
+                batch=500,
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+        low[varied], high[varied] = interval.low, interval.high
+    return low, high
+
+
+def sign_flip_p(gaps: Floats) -> Floats:
+    """Two-sided p of each row's mean when the sign of every gap is a coin toss.
+
+    Exact (all 2^n sign patterns) up to EXACT_SEEDS seeds, drawn at random beyond.
+    """
+    groups, n = gaps.shape
+    if n < 2:
+        return np.ones(groups)
+    result = stats.permutation_test(
+        (gaps,),
+        np.mean,
+        permutation_type="samples",
+        axis=-1,
+        n_resamples=2**EXACT_SEEDS,
+        batch=2**12,
+        rng=np.random.default_rng(0),
+    )
+    p_values: Floats = result.pvalue
+    return p_values
+
+
+def holm(p_values: "pd.Series[float]") -> "pd.Series[float]":
+    """Holm's correction of the p values of one family; nulls stay null and do not count."""
+    ascending = p_values.dropna().sort_values(kind="stable")
+    corrected = (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0)
+    return corrected.reindex(p_values.index)
+
+
+def correlation(first: Floats, second: Floats) -> Floats:
+    """Pearson correlation of two `[groups, seeds]` by row; null below three seeds."""
+    first = first - first.mean(axis=1, keepdims=True)
+    second = second - second.mean(axis=1, keepdims=True)
+    scale = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
+    known = (scale > 0) & (first.shape[1] >= 3)
+    return np.where(known, (first * second).sum(axis=1) / np.where(known, scale, 1.0), np.nan)
+
+
+def value_text(value: Any) -> str:
+    """A configuration value as the reports write it: 0.0003, 1000000, true."""
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if not isinstance(value, int | float | np.number):
+        return "none" if value is None else str(value)
+    number = float(value)
+    if np.isnan(number):
+        return "none"
+    if number.is_integer() and abs(number) < 1e15:
+        return str(int(number))
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
+def settings(rows: pd.DataFrame, context: Sequence[str]) -> "pd.Series[str]":
+    """The context of each row as text, equal where all its values are."""
+    parts = [f"{key}=" + rows[key].map(value_text) for key in context]
+    nothing = pd.Series("", index=rows.index)
+    return reduce(lambda text, part: text + ", " + part, parts) if parts else nothing
+
+
+def _flatten(config: str | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and plain values of a nested configuration."""
+    items: Mapping[str, Any] = json.loads(config) if isinstance(config, str) else config
+    for key, value in items.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) else value
+
+
+def _detail(rows: pd.DataFrame, key: str, within: list["pd.Series[str]"]) -> "pd.Series[str]":
+    """` gain=3` where the key varies within the groups, or in any of the first name's; else ""."""
+    varies = rows[key].groupby(within).transform("nunique") > 1
+    varies = varies.groupby(within[0]).transform("any")
+    text = f" {key.removeprefix('ffn.')}=" + rows[key].map(value_text)
+    return text.where(varies, "")
+
+
+def _best_first(table: pd.DataFrame, badness: "pd.Series[float]") -> pd.DataFrame:
+    """Settings stay in order; within each, the least bad row comes first and nulls last."""
+    place = table.groupby("setting", sort=False).ngroup()
+    return table.iloc[np.lexsort((badness, place))].reset_index(drop=True)
+
+
+def _sortable(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Values of unlike types in a column sort as text."""
+    return column.map(value_text) if column.dtype == object else column

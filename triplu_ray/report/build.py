@@ -1,0 +1,190 @@
+"""From a store to a report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from triplu_ray.compare import GROUP, Comparison, paired_gaps, settings, tidy
+from triplu_ray.errors import UserError, did_you_mean
+from triplu_ray.report import figures, tables
+from triplu_ray.report.axes import selection_axes
+from triplu_ray.report.caveats import warning_lines
+from triplu_ray.report.costs import cost_to_target, equal_cost_gaps, evaluation_costs
+from triplu_ray.report.model import Figure, Report, Section, Table, axis_words
+from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
+from triplu_ray.report.provenance import provenance_table
+from triplu_ray.report.sentences import headline
+from triplu_ray.store import Store
+
+
+def space_names(store: Store) -> list[str]:
+    """The spaces that the store knows, in order."""
+    return sorted({record["space"] for record in store.read_records("spaces")})
+
+
+def merged_space(store: Store, space: str) -> dict[str, Any]:
+    """All plans that were swept under a name, and the sweeps themselves, as one record.
+
+    It has the form of a plan's record, so that a store may hold it in their place. Raises UserError
+    if the store does not know the space.
+    """
+    plans = [plan for plan in store.read_records(f"spaces/{space}") if plan["space"] == space]
+    if not plans:
+        known = space_names(store)
+        hint = did_you_mean(space, known) if known else "the store has no spaces"
+        raise UserError(f"store {store.location!r}: no space {space!r}; {hint}")
+    runs = {run["run_id"]: run for plan in plans for run in plan["runs"]}
+    sweeps = [sweep for plan in plans for sweep in plan.get("sweeps", [])]
+    sweeps += [sweep for sweep in store.read_records("sweeps") if sweep["space"] == space]
+    return {
+        **plans[-1],
+        "baseline": next((plan["baseline"] for plan in plans if plan["baseline"]), None),
+        "targets": sorted({target for plan in plans for target in plan["targets"]}, reverse=True),
+        "runs": [runs[run_id] for run_id in sorted(runs)],
+        "sweeps": sorted(sweeps, key=lambda sweep: str(sweep["started_at"])),
+    }
+
+
+def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
+    """Compare the runs of a space; `paper` is the file of published numbers, which may be absent.
+
+    Raises UserError if the store does not know the space, or has none of its runs.
+    """
+    record = merged_space(store, space)
+    planned = pd.DataFrame(record["runs"])
+    runs = store.read_runs(planned["run_id"]).to_pandas()
+    if runs.empty:
+        others = ", ".join(space_names(store))
+        raise UserError(f"space {space!r}: none of its runs is finished; known spaces: {others}")
+    comparison = tidy(runs, planned, record["baseline"])
+    evals = store.read_evals(runs["run_id"]).to_pandas()
+    costs = evaluation_costs(comparison, evals)
+    targets = record["targets"]
+    reached = cost_to_target(comparison, costs, targets) if targets else None
+    finished = (comparison.runs["status"] == "finished").any()
+    published = read_paper(paper).get(space, [])
+    beside = paper_tables(published, comparison, reached)
+    return Report(
+        space=space,
+        description=record["description"],
+        headline=headline(comparison, costs, targets),
+        warnings=[
+            *warning_lines(comparison, record["baseline"]),
+            *_failures(comparison, record),
+            *(
+                ["no run has the settings of the paper's tables"]
+                if published and not beside
+                else []
+            ),
+        ],
+        sections=[
+            _variants(comparison, costs),
+            *_gaps(comparison, costs),
+            *(_axes(comparison) if finished else []),
+            _costs(comparison, costs, reached),
+            *([Section("Beside the paper", tables=beside)] if beside else []),
+            Section("Provenance", tables=[provenance_table(comparison.runs, record["sweeps"])]),
+        ],
+        run_ids=sorted(runs["run_id"]),
+        record=record,
+    )
+
+
+def _variants(comparison: Comparison, costs: pd.DataFrame) -> Section:
+    curves = Figure(
+        "loss_curves",
+        "Validation loss by step: mean over seeds, range of the seeds shaded, each seed faint; the "
+        "first quarter of the steps is left out."
+        + _left_out(comparison, comparison.context, figures.MAX_SETTINGS),
+        lambda: figures.loss_curves(comparison, costs),
+    )
+    return Section("Variants", tables=[tables.summary_table(comparison)], figures=[curves])
+
+
+def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
+    pairs = paired_gaps(comparison)
+    if pairs.empty:
+        return []
+    count, limit = pairs.groupby(GROUP).ngroups, figures.MAX_PAIR_PANELS
+    dots = Figure(
+        "paired_seeds",
+        f"Best validation loss of {comparison.baseline} and each variant; a line is a seed, a bar "
+        "the mean." + (f" Shown are {limit} of {count} comparisons." if count > limit else ""),
+        lambda: figures.paired_dots(comparison),
+    )
+    curves = Figure(
+        "gap_curves",
+        f"Gap to {comparison.baseline} by step: baseline minus variant at the same seed and step; "
+        "above the line the variant is ahead."
+        + _left_out(comparison, comparison.context, figures.MAX_SETTINGS),
+        lambda: figures.gap_curves(comparison, costs),
+    )
+    drawn = [dots, curves] if pairs["gap"].notna().any() else []
+    return [Section("Paired gaps", tables=tables.gap_tables(comparison, pairs), figures=drawn)]
+
+
+def _axes(comparison: Comparison) -> list[Section]:
+    """A section for each axis that varies and has an order: context, gain, degree."""
+    sections = []
+    picked = selection_axes(comparison)
+    for axis in comparison.context:
+        if pd.api.types.is_numeric_dtype(comparison.runs[axis]):
+            found = [tables.axis_table(comparison, axis)]
+            found += [tables.best_value_table(comparison, axis)] if axis in picked else []
+            sections.append(_axis_section(comparison, axis, found))
+    if "gain" in picked:
+        found = [tables.gain_table(comparison), tables.best_value_table(comparison, "gain")]
+        sections.append(_axis_section(comparison, "gain", found))
+    if comparison.runs["degree"].nunique() > 1:
+        sections.append(_axis_section(comparison, "degree", [tables.degree_table(comparison)]))
+    return sections
+
+
+def _axis_section(comparison: Comparison, axis: str, found: Sequence[Table | None]) -> Section:
+    words = axis_words(axis)
+    rest = [key for key in comparison.context if key != axis]
+    figure = Figure(
+        f"loss_by_{axis}",
+        f"Best validation loss by {words}: lines are means, dots are seeds."
+        + _left_out(comparison, rest, figures.MAX_SETTINGS),
+        lambda: figures.loss_against_axis(comparison, axis),
+    )
+    title = {"num_layers": "Depth"}.get(axis, words.capitalize())
+    return Section(title, tables=[table for table in found if table], figures=[figure])
+
+
+def _costs(comparison: Comparison, costs: pd.DataFrame, reached: pd.DataFrame | None) -> Section:
+    equal = equal_cost_gaps(comparison, costs)
+    found = [] if reached is None else [tables.target_table(reached)]
+    found += [tables.equal_cost_table(equal)] if len(equal) else []
+    figure = Figure(
+        "loss_by_cost",
+        "Validation loss against training tokens, training FLOPs and seconds, drawn as the curves "
+        "above." + _left_out(comparison, comparison.context, figures.MAX_COST_SETTINGS),
+        lambda: figures.loss_against_costs(comparison, costs),
+    )
+    return Section("Cost", tables=found, figures=[figure])
+
+
+def _left_out(comparison: Comparison, context: Sequence[str], limit: int) -> str:
+    """What a figure with a panel for each setting of a context has no room for."""
+    count = settings(comparison.runs, context).nunique()
+    labels = comparison.runs["label"].nunique()
+    text = f" Shown are {limit} of {count} settings." if count > limit else ""
+    if labels > figures.MAX_LABELS:
+        text += f" Shown are the best {figures.MAX_LABELS} of {labels} variants."
+    return text
+
+
+def _failures(comparison: Comparison, record: dict[str, Any]) -> list[str]:
+    """Why missing runs are missing, where the last sweep knows."""
+    missing = set(comparison.runs.loc[comparison.runs["status"] == "missing", "run_id"])
+    last = record["sweeps"][-1:]
+    return [
+        f"cohort {failure['cohort_id']} failed in the last sweep: {failure['reason']}"
+        for sweep in last
+        for failure in sweep["failed"]
+        if missing & set(failure["run_ids"])
+    ]

@@ -1,0 +1,141 @@
+"""What a reader must know before believing a comparison, one line each."""
+
+import json
+from collections.abc import Iterable
+
+import pandas as pd
+
+from triplu_ray.compare import (
+    Comparison,
+    mean_gaps,
+    paired_gaps,
+    value_text,
+    variant_summary,
+)
+from triplu_ray.report.axes import axis_means, selection_axes
+from triplu_ray.report.model import axis_words
+
+NAMED = 6
+"""How many runs or variants a line names before it only counts."""
+
+
+def warning_lines(comparison: Comparison, wanted_baseline: str | None) -> list[str]:
+    """All warnings of a comparison; `wanted_baseline` is what the space asked for."""
+    return [
+        *_baseline(comparison, wanted_baseline),
+        *_unfinished(comparison),
+        *_pairs(comparison),
+        *_parameters(comparison),
+        *_selection(comparison),
+        *_unlike_runs(comparison),
+    ]
+
+
+def _baseline(comparison: Comparison, wanted: str | None) -> list[str]:
+    if comparison.baseline is not None:
+        return []
+    if wanted is None:
+        return ["the space names no baseline: there are no paired gaps"]
+    runs = comparison.runs
+    labels = runs.loc[runs["variant"] == wanted, "label"].unique()
+    if len(labels) == 0:
+        return [f"no run of the baseline {wanted}: there are no paired gaps"]
+    return [f"the baseline {wanted} is ambiguous ({_named(labels)}): there are no paired gaps"]
+
+
+def _unfinished(comparison: Comparison) -> list[str]:
+    runs = comparison.runs
+    lines = []
+    for status in ("diverged", "missing"):
+        some = runs[runs["status"] == status]
+        if len(some):
+            names = _named(
+                _at(f"{row.label} seed {row.seed}", row.setting) for row in some.itertuples()
+            )
+            lines.append(f"{len(some)} of {len(runs)} runs {status}: {names}")
+    if comparison.superseded:
+        lines.append(
+            f"{comparison.superseded} runs left out: the same configuration was run or planned "
+            "again under another id (the corpus or the code changed); the latest finished counts"
+        )
+    return lines
+
+
+def _pairs(comparison: Comparison) -> list[str]:
+    pairs = paired_gaps(comparison)
+    lines = []
+    broken = pairs[pairs["pair"] != "paired"]
+    if len(broken):
+        names = _named(
+            _at(f"{row.label} seed {row.seed} ({row.pair})", row.setting)
+            for row in broken.itertuples()
+        )
+        lines.append(f"{len(broken)} of {len(pairs)} pairs missing: {names}")
+    table = mean_gaps(pairs)
+    few = table[table["n"] < 3]
+    if len(few):
+        names = _named(_at(f"{row.label} has {row.n}", row.setting) for row in few.itertuples())
+        lines.append(f"fewer than 3 paired seeds, too few for an interval: {names}")
+    elif len(table) and (smallest := 2 / 2 ** int(table["n"].max())) > 0.05:
+        lines.append(f"with {table['n'].max()} seeds no exact test can give p below {smallest:.2g}")
+    return lines
+
+
+def _parameters(comparison: Comparison) -> list[str]:
+    table = variant_summary(comparison)
+    apart = table[table["mismatch"].abs() > 0.01]
+    names = _named(
+        _at(f"{row.label} {row.mismatch:+.1%}", row.setting) for row in apart.itertuples()
+    )
+    return [f"parameters differ from the baseline's by more than 1 %: {names}"] if names else []
+
+
+def _selection(comparison: Comparison) -> list[str]:
+    lines = []
+    for axis in selection_axes(comparison):
+        means = axis_means(comparison, axis)
+        name = "family" if axis == "gain" else "label"
+        words = axis_words(axis)
+        edges = means[means["edge"] != ""]
+        if len(edges):
+            names = _named(
+                _at(f"{row[name]} {value_text(row[axis])} ({row['edge']})", row["setting"])
+                for _, row in edges.iterrows()
+            )
+            lines.append(f"best {words} at the edge of the grid: {names}")
+        lines.append(
+            f"the best {words} is picked on the seeds that are reported, which flatters whatever "
+            "has more values to pick from; fresh seeds would settle it"
+        )
+    return lines
+
+
+def _unlike_runs(comparison: Comparison) -> list[str]:
+    stored = comparison.runs[comparison.runs["status"] != "missing"]
+    lines = []
+    keys = ["corpus", "train_bytes", "validation_bytes", "tokenizer"]
+    same_text = [key for key in keys if key in stored]
+    if same_text and (stored.groupby(same_text)["corpus_sha256"].nunique() > 1).any():
+        lines.append("runs were trained on different texts under one corpus name")
+    versions = pd.DataFrame([json.loads(text) for text in stored["versions"].dropna().unique()])
+    for library in versions:
+        values = versions[library].dropna().unique()
+        if len(values) > 1:
+            lines.append(f"runs differ in the version of {library}: {_named(values)}")
+    if stored["git_sha"].nunique() > 1:
+        lines.append(f"runs differ in the commit of the code: {_named(stored['git_sha'].unique())}")
+    if stored["hardware"].nunique() > 1:
+        names = _named(stored["hardware"].dropna().unique())
+        lines.append(f"seconds and tokens/s come from unlike hardware or cohorts: {names}")
+    return lines
+
+
+def _at(text: str, setting: object) -> str:
+    return f"{text} at {setting}" if setting else text
+
+
+def _named(names: Iterable[object]) -> str:
+    """The first few names, and how many more there are."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+    return ", ".join(texts[:NAMED]) + more

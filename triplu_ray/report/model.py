@@ -1,0 +1,122 @@
+"""A report as data, before anyone decides whether it is read in a terminal, a page or a program."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.ticker import EngFormatter
+
+from triplu_ray.report.style import render
+
+MAX_ROWS = 100
+"""Longer tables are cut in print; report.json has every row."""
+
+
+NULL = "\N{EN DASH}"
+SI = EngFormatter(places=2)
+
+
+def number_text(value: Any, spec: str) -> str:
+    """A number by a format specification, or by `si` as 7.85 M; text as it is; a dash for null."""
+    if value is None or value != value:
+        return NULL
+    if isinstance(value, str):
+        return value
+    if spec.endswith("si"):
+        return ("+" if spec.startswith("+") and value > 0 else "") + SI(value)
+    return format(value, spec)
+
+
+def axis_words(axis: str) -> str:
+    """A configuration key in words: layers, learning rate."""
+    return axis.removeprefix("num_").replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One printed column: the values of `keys`, joined; null if one of them is.
+
+    `spec` is that of `number_text`; without it the column is text.
+    """
+
+    heading: str
+    keys: tuple[str, ...]
+    spec: str = ""
+    join: str = " to "
+
+    def text(self, row: Mapping[Any, Any]) -> str:
+        """The cell of a row; a dash for null."""
+        values = [row[key] for key in self.keys]
+        if any(value is None or value != value for value in values):
+            return NULL
+        return self.join.join(number_text(value, self.spec) for value in values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to print and, as `raw` where they differ, the numbers behind them for report.json."""
+
+    name: str
+    title: str
+    frame: pd.DataFrame
+    columns: Sequence[Column]
+    note: str = ""
+    raw: pd.DataFrame | None = None
+
+    def rows(self) -> list[list[str]]:
+        """The cells as text, of the first MAX_ROWS rows."""
+        records = self.frame.head(MAX_ROWS).to_dict("records")
+        return [[column.text(row) for column in self.columns] for row in records]
+
+    def notes(self) -> list[str]:
+        """What stands below the table."""
+        hidden = len(self.frame) - MAX_ROWS
+        cut = [f"{hidden} more rows are in report.json."] if hidden > 0 else []
+        return [*cut, self.note] if self.note else cut
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that is drawn when first asked for, as PNG and as SVG."""
+
+    name: str
+    caption: str
+    draw: Callable[[], MatplotlibFigure]
+
+    @cached_property
+    def images(self) -> tuple[bytes, str]:
+        """The PNG's bytes and the SVG's text."""
+        return render(self.draw)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands under it, in this order."""
+
+    title: str
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is said about a space; `record` is its merged plan, as the store keeps it."""
+
+    space: str
+    description: str
+    headline: Sequence[str]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    run_ids: Sequence[str] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def tables(self) -> list[Table]:
+        """All tables in order."""
+        return [table for section in self.sections for table in section.tables]
+
+    def figures(self) -> list[Figure]:
+        """All figures in order."""
+        return [figure for section in self.sections for figure in section.figures]

@@ -1,0 +1,136 @@
+"""The paper's numbers beside ours."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from triplu_ray.compare import Comparison, gap_statistics, paired_gaps, value_text, variant_summary
+from triplu_ray.report.model import Column, Table, number_text
+
+PAPER_FILE = Path(__file__).parents[2] / "reports" / "paper.yaml"
+
+QUANTITIES = {
+    "params": ("parameters", ",.0f"),
+    "degree": ("degree", ".0f"),
+    "hidden": ("branch width", ".0f"),
+    "projections": ("projections", ".0f"),
+    "ffn_flops_per_token": ("FFN FLOPs", ",.0f"),
+    "best_val_loss": ("best loss", ".4f"),
+    "final_val_loss": ("final loss", ".4f"),
+    "sd": ("SD", ".4f"),
+    "perplexity": ("perplexity", ".3f"),
+    "minimal_pairs": ("minimal pairs %", ".1f"),
+    "kilotokens_per_second": ("k tokens/s", ".1f"),
+    "mean_gap": ("mean gap", ".4f"),
+}
+"""Heading and format of what is compared; others are `tokens_to_`, `reached_`, `gap_seed_`."""
+
+Values = dict[tuple[str, str, str], Any]
+"""Our numbers by setting, label and quantity."""
+
+
+def read_paper(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The published tables by space; none where the file is absent (an installed package)."""
+    if not path.exists():
+        return {}
+    content: dict[str, list[dict[str, Any]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
+
+
+def paper_tables(
+    published: Sequence[Mapping[str, Any]], comparison: Comparison, targets: pd.DataFrame | None
+) -> list[Table]:
+    """A table for each published one, if any run has its settings: ours, the paper's, difference.
+
+    `targets` is `cost_to_target`, if the space has targets. Ours is the one setting of the space
+    that agrees with the published settings (`when`) and with the `keys` of a row.
+    """
+    ours = _our_values(comparison, targets)
+    tables = [_paper_table(entry, comparison, ours) for entry in published]
+    return [table for table in tables if table is not None]
+
+
+def _paper_table(entry: Mapping[str, Any], comparison: Comparison, ours: Values) -> Table | None:
+    keys = entry["keys"]
+    quantities = list(dict.fromkeys(key for row in entry["rows"] for key in row if key not in keys))
+    lines = []
+    for row in entry["rows"]:
+        address = {key: value_text(row[key]) for key in keys}
+        where = {**entry["when"], **{key: row[key] for key in keys if key != "variant"}}
+        mine = {key: _ours(comparison, ours, where, key, row) for key in quantities}
+        theirs = {key: row.get(key) for key in quantities}
+        difference = {
+            key: mine[key] - theirs[key]
+            for key in quantities
+            if isinstance(mine[key], int | float) and isinstance(theirs[key], int | float)
+        }
+        lines.append({**address, "source": "ours", **mine})
+        lines.append({**address, "source": "paper", **theirs})
+        lines.append({**address, "source": "difference", **difference})
+    raw = pd.DataFrame(lines, dtype=object)
+    if raw.loc[raw["source"] == "ours", quantities].isna().all(axis=None):
+        return None
+    printed = raw.copy()
+    columns = [*(Column(key.replace("_", " "), (key,)) for key in keys), Column("", ("source",))]
+    sign = (raw["source"] == "difference").map({True: "+", False: ""})
+    for key in quantities:
+        heading, spec = _look(key)
+        printed[key] = [
+            number_text(value, plus + spec) for value, plus in zip(raw[key], sign, strict=True)
+        ]
+        columns.append(Column(heading, (key,), spec))
+    title = f"{entry['table']} of the paper: {entry['title']}"
+    name = "paper_" + entry["table"].lower().replace(" ", "_")
+    return Table(name, title, printed, columns, entry.get("note", ""), raw=raw)
+
+
+def _ours(
+    comparison: Comparison, ours: Values, where: Mapping[str, Any], key: str, row: Mapping[str, Any]
+) -> Any:
+    """Our number for a published one; `swiglu/params` names its variant, else the row does."""
+    named, _, quantity = key.rpartition("/")
+    variant = named or row["variant"]
+    runs = comparison.runs[comparison.runs["label"] == variant]
+    for column, value in where.items():
+        runs = runs[runs[column] == value] if column in runs else runs[:0]
+    settings = runs["setting"].unique()
+    return ours.get((settings[0], variant, quantity)) if len(settings) == 1 else None
+
+
+def _our_values(comparison: Comparison, targets: pd.DataFrame | None) -> Values:
+    """Everything of ours that a published table may name."""
+    values: Values = {}
+    summary = variant_summary(comparison)
+    if "d_model" in summary:
+        one = 2 * summary["d_model"].astype(float) * summary["hidden"]
+        summary["projections"] = summary["ffn_flops_per_token"] / one
+    summary["kilotokens_per_second"] = summary["tokens_per_second"] / 1000
+    pairs = paired_gaps(comparison)
+    for frame in (summary, gap_statistics(pairs)):
+        for row in frame.to_dict("records"):
+            for name, value in row.items():
+                if value == value and value is not None:
+                    values[row["setting"], row["label"], str(name)] = value
+    for row in pairs[pairs["gap"].notna()].to_dict("records"):
+        values[row["setting"], row["label"], f"gap_seed_{row['seed']}"] = row["gap"]
+    for row in [] if targets is None else targets.to_dict("records"):
+        place, target = (row["setting"], row["label"]), f"{row['target']:g}"
+        values[*place, f"reached_{target}"] = f"{row['reached']}/{row['trained']}"
+        if row["tokens"] == row["tokens"]:
+            values[*place, f"tokens_to_{target}"] = row["tokens"]
+    return values
+
+
+def _look(key: str) -> tuple[str, str]:
+    """Heading and format of a published column."""
+    variant, _, quantity = key.rpartition("/")
+    if quantity.startswith("tokens_to_"):
+        heading, spec = quantity.replace("_", " "), "si"
+    elif quantity.startswith("gap_seed_"):
+        heading, spec = quantity.replace("_", " "), ".4f"
+    else:
+        heading, spec = QUANTITIES.get(quantity, (quantity.replace("_", " "), "g"))
+    return f"{variant} {heading}".strip(), spec

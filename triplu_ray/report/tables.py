@@ -1,0 +1,236 @@
+"""The tables of a report: which columns of a comparison are printed, and how."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from triplu_ray.compare import (
+    GROUP,
+    Comparison,
+    gap_statistics,
+    mean_gaps,
+    paired_gaps,
+    value_text,
+    variant_summary,
+)
+from triplu_ray.report.axes import at_best, axis_means
+from triplu_ray.report.costs import COST_WORDS
+from triplu_ray.report.model import Column, Table, axis_words
+
+MAX_COLUMN_SEEDS = 10
+"""Gaps of more seeds than that are in report.json only."""
+MAX_COLUMN_LABELS = 5
+"""More variants than that are not set side by side."""
+
+
+def summary_table(comparison: Comparison) -> Table:
+    """Every variant, as in the paper's tables 2 and 3."""
+    frame = variant_summary(comparison)
+    columns = [
+        *_setting_column(frame),
+        Column("variant", ("label",)),
+        Column("best loss", ("best_val_loss",), ".4f"),
+        Column("SD", ("sd",), ".4f"),
+        Column("perplexity", ("perplexity",), ".3f"),
+        Column("final loss", ("final_val_loss",), ".4f"),
+        Column("finished", ("finished",), "d"),
+        Column("diverged", ("diverged",), "d"),
+        Column("missing", ("missing",), "d"),
+        Column("parameters", ("params",), ",.0f"),
+        Column("mismatch", ("mismatch",), "+.2%"),
+        Column("FFN FLOPs", ("ffn_flops_per_token",), ",.0f"),
+        Column("tokens/s", ("tokens_per_second",), ",.0f"),
+        Column("seconds", ("seconds",), ",.0f"),
+    ]
+    idle = {name for name in ("diverged", "missing") if not frame[name].any()}
+    columns = [column for column in columns if column.heading not in idle]
+    note = (
+        "Means over finished seeds; best loss is the lowest validation loss of a run, SD the "
+        "sample standard deviation over seeds, perplexity exp(mean best loss), mismatch the "
+        "distance to the baseline's parameters, FFN FLOPs forward, a token and layer."
+    )
+    return Table("variants", "Variants", frame, columns, note)
+
+
+def gap_tables(comparison: Comparison, pairs: pd.DataFrame) -> list[Table]:
+    """Each seed's gap in `paired_gaps`, and what they amount to."""
+    statistics = gap_statistics(pairs)
+    title = f"Gap to {comparison.baseline} by seed"
+    note = "Best validation loss, baseline minus variant at the same seed; positive favours the "
+    note += "variant."
+    frame, seeds = statistics, []
+    if pairs["seed"].nunique() <= MAX_COLUMN_SEEDS:
+        cells = pairs["gap"].astype(object).where(pairs["gap"].notna(), pairs["pair"])
+        wide = pairs.assign(cell=cells).pivot(index=GROUP, columns="seed", values="cell")
+        seeds = [Column(f"seed {seed}", (str(seed),), "+.4f") for seed in wide]
+        wide.columns = wide.columns.astype(str)
+        frame = statistics.merge(wide.reset_index(), on=GROUP)
+    names = [*_setting_column(frame), Column("variant", ("label",))]
+    by_seed = [
+        *names,
+        Column("mean gap", ("mean_gap",), "+.4f"),
+        Column("wins", ("wins", "n"), "d", "/"),
+        *seeds,
+        Column("relative", ("relative_gap",), "+.2%"),
+        Column("final gap", ("mean_final_gap",), "+.4f"),
+    ]
+    return [
+        Table("paired_gaps", title, frame, by_seed, note, raw=pairs),
+        _statistics_table("gap_statistics", "Statistics of the gaps", statistics),
+    ]
+
+
+def _statistics_table(name: str, title: str, statistics: pd.DataFrame) -> Table:
+    columns = [
+        *_setting_column(statistics),
+        Column("variant", ("label",)),
+        Column("mean gap", ("mean_gap",), "+.4f"),
+        Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
+        Column("95 % interval (BCa)", ("bca_low", "bca_high"), "+.4f"),
+        Column("p", ("p_value",), ".3g"),
+        Column("smallest p", ("smallest_p",), ".3g"),
+        Column("p (Holm)", ("p_holm",), ".3g"),
+        Column("wins", ("wins", "n"), "d", "/"),
+        Column("seed correlation", ("correlation",), "+.2f"),
+    ]
+    note = (
+        "Paired t interval first, BCa bootstrap beside it. p is the two-sided sign-flip test of "
+        "the mean gap, exact up to 16 seeds, and smallest p the least that so many seeds can give; "
+        "Holm corrects over the variants of a setting. Seed correlation is that of baseline and "
+        "variant."
+    )
+    return Table(name, title, statistics, columns, note)
+
+
+def axis_table(comparison: Comparison, axis: str) -> Table | None:
+    """A row for each value of an axis with the variants side by side, as in the paper's table 9."""
+    raw = axis_means(comparison, axis)
+    baseline = comparison.baseline
+    labels = sorted(comparison.runs["label"].unique(), key=lambda label: (label != baseline, label))
+    if len(labels) > MAX_COLUMN_LABELS:
+        return None
+    summary = variant_summary(comparison)
+    keys = [axis, *(key for key in comparison.context if key != axis)]
+    gaps = mean_gaps(paired_gaps(comparison))
+    frame = summary[["setting", *keys]].drop_duplicates().sort_values(keys)
+    columns = [Column(key, (key,)) for key in keys]
+    for key in keys:
+        frame[key] = frame[key].map(value_text)
+    same_size = (summary.groupby("label")["params"].nunique() == 1).all()
+    for quantity, spec in (("params", ",.0f"), ("best_val_loss", ".4f")):
+        for label in labels if quantity != "params" or not same_size else []:
+            values = summary[summary["label"] == label].set_index("setting")[quantity]
+            name = f"{label} {quantity}"
+            frame[name] = frame["setting"].map(values)
+            heading = f"{label} {'parameters' if quantity == 'params' else 'loss'}"
+            columns.append(Column(heading, (name,), spec))
+    for label in labels[1:] if baseline else []:
+        mine = gaps[gaps["label"] == label].set_index("setting")
+        for quantity in ("mean_gap", "wins", "n"):
+            frame[f"{label} {quantity}"] = frame["setting"].map(mine[quantity])
+        columns.append(Column(f"{label} gap", (f"{label} mean_gap",), "+.4f"))
+        columns.append(Column(f"{label} wins", (f"{label} wins", f"{label} n"), ".0f", "/"))
+    note = "Mean best validation loss over finished seeds; gap is baseline minus variant."
+    return Table(f"by_{axis}", f"By {axis_words(axis)}", frame, columns, note, raw=raw)
+
+
+def best_value_table(comparison: Comparison, axis: str) -> Table:
+    """Each variant's best value of an axis, and its gap to the baseline at the baseline's best."""
+    name = "family" if axis == "gain" else "label"
+    means = axis_means(comparison, axis)
+    best = means[means["is_best"]].rename(columns={name: "label"})
+    best = best if axis != "gain" else best[best["num_values"] > 1]
+    gaps = gap_statistics(paired_gaps(at_best(comparison, axis)))
+    frame = best.merge(gaps, on=GROUP, how="left")
+    frame["value"] = frame[axis].map(value_text)
+    frame["at_edge"] = frame["edge"].where(frame["edge"] != "", "no")
+    words = axis_words(axis)
+    columns = [
+        *_setting_column(frame),
+        Column("variant", ("label",)),
+        Column(f"best {words}", ("value",)),
+        Column("edge of the grid", ("at_edge",)),
+        Column("best loss", ("best_val_loss",), ".4f"),
+        Column("gap at the best", ("mean_gap",), "+.4f"),
+        Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
+        Column("wins", ("wins", "n"), ".0f", "/"),
+    ]
+    note = (
+        "The gap is between the baseline at its best value and the variant at its own; both are "
+        "picked on the seeds that are shown."
+    )
+    return Table(f"best_{axis}", f"Each variant at its best {words}", frame, columns, note)
+
+
+def gain_table(comparison: Comparison) -> Table:
+    """The variants with several gains, as in the paper's table 8."""
+    frame = axis_means(comparison, "gain")
+    frame = frame[frame["num_values"] > 1].sort_values(["setting", "family", "gain"])
+    frame = frame.assign(best=frame["is_best"].map({True: "best", False: ""}))
+    columns = [
+        *_setting_column(frame),
+        Column("variant", ("family",)),
+        Column("gain", ("gain",), "g"),
+        Column("best loss", ("best_val_loss",), ".4f"),
+        Column("final loss", ("final_val_loss",), ".4f"),
+        Column("finished", ("finished", "runs"), "d", "/"),
+        Column("", ("best",)),
+    ]
+    return Table("by_gain", "By gain", frame, columns)
+
+
+def degree_table(comparison: Comparison) -> Table:
+    """The products by degree, as in the paper's table 13."""
+    frame = variant_summary(comparison)
+    frame = frame[frame["degree"].notna()].sort_values(["setting", "degree"], kind="stable")
+    columns = [
+        *_setting_column(frame),
+        Column("variant", ("label",)),
+        Column("degree", ("degree",), ".0f"),
+        Column("parameters", ("params",), ",.0f"),
+        Column("best loss", ("best_val_loss",), ".4f"),
+        Column("final loss", ("final_val_loss",), ".4f"),
+        Column("perplexity", ("perplexity",), ".3f"),
+    ]
+    return Table("by_degree", "Products by degree", frame, columns)
+
+
+def target_table(frame: pd.DataFrame) -> Table:
+    """What each target loss took (`cost_to_target`), as in the paper's table 10."""
+    columns = [
+        *_setting_column(frame),
+        Column("target", ("target",), ".4g"),
+        Column("variant", ("label",)),
+        Column("reached", ("reached", "trained"), "d", "/"),
+        Column("tokens", ("tokens",), "si"),
+        Column("FLOPs", ("flops",), "si"),
+        Column("seconds", ("seconds",), ",.0f"),
+        Column("tokens (reached)", ("tokens_reached",), "si"),
+        Column("FLOPs (reached)", ("flops_reached",), "si"),
+        Column("seconds (reached)", ("seconds_reached",), ",.0f"),
+    ]
+    note = (
+        "Mean cost of the first evaluation at or below the target, without interpolation, where "
+        "all runs reached it; beside it the mean of the runs that did. FLOPs are those of "
+        "training, 3 x the forward ones, a multiply-add counting 2."
+    )
+    return Table("cost_to_target", "Cost to a target loss", frame, columns, note)
+
+
+def equal_cost_table(frame: pd.DataFrame) -> Table:
+    """Gaps within equal budgets (`equal_cost_gaps`)."""
+    columns = [*_setting_column(frame), Column("variant", ("label",))]
+    for cost, words in COST_WORDS.items():
+        columns.append(Column(f"gap at equal {words}", (f"{cost}_gap",), "+.4f"))
+        columns.append(Column("wins", (f"{cost}_wins", "n"), "d", "/"))
+    note = (
+        "Each pair may spend what the cheaper of its two runs spent; the dearer one has the lowest "
+        "loss within that budget, at its end interpolated between two evaluations. Seconds are "
+        "those of the hardware below."
+    )
+    return Table("equal_cost", "Gap at equal cost", frame, columns, note)
+
+
+def _setting_column(frame: pd.DataFrame) -> Sequence[Column]:
+    """The setting, where there is more than the one without a name."""
+    return [Column("setting", ("setting",))] if frame["setting"].astype(bool).any() else []
