@@ -25,18 +25,9 @@ TIMEOUT = 180
 
 def start(space: Path, store: Path, *overrides: str) -> subprocess.Popen[str]:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "triplu_ray.cli", "sweep", str(space), *overrides]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "triplu_ray.cli",
-            "sweep",
-            str(space),
-            *overrides,
-            "--store",
-            str(store),
-            "--json",
-        ],
+        [*command, "--store", str(store), "--json"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -29,19 +29,12 @@ from ray.tune.experiment import Trial
 
 from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
+from triplu_ray.environment import WORKER_ENVIRONMENT
 from triplu_ray.errors import UserError
 from triplu_ray.plan import Cohort, Plan
 from triplu_ray.progress import SweepProgress
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer, train_cohort
-
-WORKER_ENVIRONMENT = {
-    # Activations of a few megabytes are allocated anew each step; without these glibc returns them
-    # to the system and the step pays for the page faults (measured: 5 to 15 % of a step).
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
 
 
 @dataclass(frozen=True)
