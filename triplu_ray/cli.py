@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triplu_ray import __version__
-from triplu_ray.config import VARIANTS, resolve_ffn
+from triplu_ray.config import FFN_KEYS, VARIANTS, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
@@ -26,11 +26,11 @@ EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command `triplu-ray` and return its exit code."""
     options = _parser().parse_args(arguments)
-    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+    stderr = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     try:
         code: int = options.run(options, stderr)
     except UserError as error:
-        stderr.print(f"triplu-ray: error: {' '.join(str(error).split())}", markup=False)
+        stderr.print(f"triplu-ray: error: {' '.join(str(error).split())}")
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         stderr.print("interrupted")
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         if store:
             added.add_argument(
                 "--store",
-                default=os.environ.get("TRIPLU_RAY_STORE", "results"),
+                default=os.environ.get("TRIPLU_RAY_STORE") or "results",
                 help="folder or s3:// address of the results (default: results)",
             )
         return added
@@ -124,8 +124,9 @@ def _plan_table(plan: Plan) -> Table:
     for row in plan.rows():
         key = (row["variant"], row["hidden"], *(row[axis] for axis in axes))
         groups.setdefault(key, []).append(row)
+    shared = [axis for axis in axes if axis not in FFN_KEYS]
     baselines = {
-        tuple(row[axis] for axis in axes): row["params"]
+        tuple(row[axis] for axis in shared): row["params"]
         for row in plan.rows()
         if row["variant"] == plan.baseline
     }
@@ -134,7 +135,7 @@ def _plan_table(plan: Plan) -> Table:
         table.add_column(heading, justify="right")
     for key, rows in groups.items():
         first = rows[0]
-        baseline = baselines.get(tuple(first[axis] for axis in axes))
+        baseline = baselines.get(tuple(first[axis] for axis in shared))
         mismatch = f"{first['params'] / baseline - 1:+.2%}" if baseline else "-"
         table.add_row(
             *(str(value) if value is not None else "-" for value in key),
@@ -150,8 +151,6 @@ def _plan_table(plan: Plan) -> Table:
 
 def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
-    if store.is_local:
-        store = Store(str(Path(options.store).absolute()))
     space = load_space(options.space, options.overrides)
     plan, corpora = _make_plan(space, store, stderr, draft=False)
     record = plan.record()
@@ -170,9 +169,9 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     with SweepProgress(stderr, plan.cohorts) as progress:
         outcome = sweep(plan, corpora, store, progress)
     for failed in outcome.failed:
-        stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}", markup=False)
+        stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
     if outcome.interrupted:
-        stderr.print(f"interrupted; go on with: {_same_command(options)}", markup=False)
+        stderr.print(f"interrupted; go on with: {_same_command(options)}")
     else:
         stderr.print(f"{space.header.name}: {outcome.trained} runs trained")
     failures = [vars(failed) for failed in outcome.failed]
@@ -222,20 +221,23 @@ def _make_plan(
         if draft and expected is not None and not is_at_hand(source):
             stderr.print(f"note: the corpus {source.corpus} is not here yet: run ids are drafts")
             return CorpusFacts(expected, None)
-        corpus = load_corpus(source)
+        try:
+            corpus = load_corpus(source)
+        except UserError as error:
+            raise UserError(f"{space.origin}: {error}") from error
         if expected is not None and len(corpus.vocabulary) != expected:
             raise UserError(
                 f"{space.origin}: vocab_size: expected a corpus of {expected} entries, "
                 f"got {len(corpus.vocabulary)} from {corpus.description}"
             )
-        stderr.print(f"corpus {corpus.description}", markup=False)
+        stderr.print(f"corpus {corpus.description}")
         corpora[corpus.sha256] = corpus
         return CorpusFacts(len(corpus.vocabulary), corpus.sha256)
 
     plan = make_plan(space, load, frozenset(store.finished_run_ids()))
     for run in plan.runs:
         if run.corpus.sha256 is not None:
-            check_length(corpora[run.corpus.sha256], run.config.context_length)
+            check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
     return plan, corpora
 
 
@@ -243,6 +245,7 @@ def _measured_rate(store: Store) -> float | None:
     """Median training FLOPs a second of the runs in the store."""
     runs = store.read_runs().to_pandas()
     rates = 3 * runs["flops_per_token"] * runs["tokens_per_second"]
+    rates = rates[rates > 0]
     return float(rates.median()) if len(rates) else None
 
 
@@ -260,7 +263,7 @@ def _report(options: argparse.Namespace, stderr: Console) -> int:
         built.append(report_json(report))
         if options.format:
             folder = write_report(report, store, Path(options.output), formats)
-            stderr.print(f"wrote {folder}", markup=False)
+            stderr.print(f"wrote {folder}")
         if not options.json:
             print_report(report, _stdout())
     if options.json:
@@ -272,6 +275,8 @@ def _variants(options: argparse.Namespace, _stderr: Console) -> int:
     """Every variant at the width that matches SwiGLU of the papers' size."""
     rows = []
     for d_model in options.d_model:
+        if d_model < 1:
+            raise UserError(f"--d-model: expected a width of at least 1, got {d_model}")
         baseline = resolve_ffn("swiglu", {}, "")
         hidden = {96: 322, 256: 768}.get(d_model, round(8 * d_model / 3))
         for name in VARIANTS:
@@ -304,7 +309,8 @@ def _variants(options: argparse.Namespace, _stderr: Console) -> int:
 
 def _stdout() -> Console:
     """A terminal's own width, or one that holds a table whole where there is none."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    width = None if sys.stdout.isatty() else 160
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def _print_json(content: Any) -> None:

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from triplu_ray.corpus import CorpusName, CorpusSource
-from triplu_ray.errors import UserError
+from triplu_ray.errors import UserError, brief
 from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
 from triplu_ray.model import Initialization
 from triplu_ray.optim import Decay, Schedule
@@ -76,6 +76,9 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"d_model: expected a multiple of num_heads ({self.num_heads}), got {self.d_model}"
             )
+        for key in ("train_file", "validation_file"):
+            if self.corpus != "text" and getattr(self, key) is not None:
+                raise ValueError(f"{key}: expected corpus: text beside it, got {self.corpus}")
         if self.warmup_steps > self.num_steps:
             raise ValueError(
                 f"warmup_steps: expected at most num_steps ({self.num_steps}), "
@@ -154,7 +157,7 @@ def resolve_ffn(variant: str, settings: Mapping[str, Any], where: str) -> FeedFo
         fixed = key in fields and key not in config.per_member
         if fixed and fields[key] != settings[key]:
             raise UserError(
-                f"{where}: {key}: {variant} means {fields[key]}, got {settings[key]!r}; "
+                f"{where}: {key}: {variant} means {fields[key]}, got {brief(settings[key])}; "
                 f"write variant: {fields['kind']}"
             )
         fields[key] = settings[key]
@@ -173,6 +176,8 @@ def explain(error: ValidationError) -> str:
         message = "unknown key"
     elif problem["type"] == "missing":
         message = "expected a value, got none"
+    elif problem["type"] in ("dict_type", "model_type"):
+        message = f"expected a mapping, got {brief(problem['input'])}"
     elif "got" not in message:
-        message += f", got {problem['input']!r}"
+        message += f", got {brief(problem['input'])}"
     return ": ".join([".".join(names)] * bool(names) + [message])

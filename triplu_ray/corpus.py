@@ -7,7 +7,7 @@ validation text likewise. The vocabulary is drawn from the training text alone.
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,12 +15,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from triplu_ray.errors import UserError
+from triplu_ray.errors import UserError, reason
 from triplu_ray.lite import generate_stories
 from triplu_ray.store import write_atomically
 
 CorpusName = Literal["tinystories_lite", "tinystories", "text"]
 UNKNOWN = "<UNK>"
+_MAX_VOCABULARY = 1 << 16
+"""Tokens are 16 bits wide."""
+_MAX_LITE_BYTES = 1 << 30
+"""Of generated stories; more would take many minutes and gigabytes before the first step."""
 DATA_VARIABLE = "TRIPLU_RAY_DATA"
 _HUB_FOLDER = "hf://datasets/roneneldan/TinyStories"
 _HUB_FILES = {"train": "TinyStories-train.txt", "validation": "TinyStories-valid.txt"}
@@ -54,6 +58,11 @@ def load_corpus(source: CorpusSource) -> Corpus:
     """
     train, validation, description = _TEXTS[source.corpus](source)
     vocabulary = (UNKNOWN, *sorted(set(train)))
+    if len(vocabulary) > _MAX_VOCABULARY:
+        raise UserError(
+            f"corpus {description}: expected at most {_MAX_VOCABULARY - 1:,} distinct characters, "
+            f"got {len(vocabulary) - 1:,}"
+        )
     fingerprint = hashlib.sha256()
     for part in ("char", train, validation):
         fingerprint.update(hashlib.sha256(part.encode()).digest())
@@ -72,17 +81,16 @@ def is_at_hand(source: CorpusSource) -> bool:
     """Whether `load_corpus` would read it without fetching anything."""
     if source.corpus != "tinystories" or os.environ.get(DATA_VARIABLE):
         return True
-    sizes = {"train": source.train_bytes, "validation": source.validation_bytes}
-    return all(_cached_prefix(split, size).exists() for split, size in sizes.items())
+    return all(_cached_prefix(split, size).exists() for split, size in _sizes(source).items())
 
 
-def check_length(corpus: Corpus, context_length: int) -> None:
+def check_length(corpus: Corpus, context_length: int, where: str) -> None:
     """Raise UserError if a split has no whole window of context and next token."""
     for split, tokens in (("training", corpus.train), ("validation", corpus.validation)):
         if len(tokens) <= context_length:
             raise UserError(
-                f"corpus {corpus.description}: the {split} text has {len(tokens)} tokens, "
-                f"expected more than context_length ({context_length})"
+                f"{where}: context_length: expected fewer than the {len(tokens):,} tokens of the "
+                f"{split} text, got {context_length:,}"
             )
 
 
@@ -96,40 +104,41 @@ def encode(text: str, vocabulary: tuple[str, ...]) -> NDArray[np.uint16]:
 
 def _lite(source: CorpusSource) -> tuple[str, str, str]:
     if source.train_bytes is None or source.validation_bytes is None:
-        raise UserError("corpus tinystories_lite is endless: give train_bytes and validation_bytes")
+        raise UserError(
+            "corpus tinystories_lite: expected train_bytes and validation_bytes, as it has no end"
+        )
+    if max(source.train_bytes, source.validation_bytes) > _MAX_LITE_BYTES:
+        raise UserError(
+            f"corpus tinystories_lite: expected train_bytes and validation_bytes of at most "
+            f"{_MAX_LITE_BYTES:,}"
+        )
     train = generate_stories(source.train_bytes, seed=1)
     validation = generate_stories(source.validation_bytes, seed=2)
-    if not (train and validation):
-        raise UserError("corpus tinystories_lite: a single story needs more bytes than asked for")
+    for key, text in (("train_bytes", train), ("validation_bytes", validation)):
+        if not text:
+            raise UserError(f"{key}: expected more, the first line of the stories is longer")
     return train, validation, "tinystories_lite (generated)"
 
 
 def _text_files(source: CorpusSource) -> tuple[str, str, str]:
     if source.train_file is None or source.validation_file is None:
-        raise UserError("corpus text: give train_file and validation_file")
-    train = _decode_file(source.train_file, source.train_bytes)
-    validation = _decode_file(source.validation_file, source.validation_bytes)
-    return train, validation, f"{source.train_file} and {source.validation_file}"
-
-
-def _decode_file(file: str, num_bytes: int | None) -> str:
-    return _decode_prefix(_read_prefix(Path(file), num_bytes), file, num_bytes)
+        raise UserError("corpus text: expected train_file and validation_file")
+    files = {"train": Path(source.train_file), "validation": Path(source.validation_file)}
+    return _read_files(files, source)
 
 
 def _tinystories(source: CorpusSource) -> tuple[str, str, str]:
-    sizes = {"train": source.train_bytes, "validation": source.validation_bytes}
     if location := os.environ.get(DATA_VARIABLE):
-        files = find_tinystories(Path(location))
-        raw = {split: _read_prefix(files[split], size) for split, size in sizes.items()}
-        description = f"{files['train']} and {files['validation']}"
-    else:
-        raw = {split: _hub_prefix(split, size) for split, size in sizes.items()}
-        description = "roneneldan/TinyStories"
-    texts = [_decode_prefix(raw[split], f"tinystories {split}", sizes[split]) for split in sizes]
-    return texts[0], texts[1], description
+        return _read_files(find_tinystories(Path(location)), source)
+    raw = {split: _hub_prefix(split, size) for split, size in _sizes(source).items()}
+    return (*_decode(raw, _HUB_FILES, source), "roneneldan/TinyStories")
 
 
 _TEXTS = {"tinystories_lite": _lite, "tinystories": _tinystories, "text": _text_files}
+
+
+def _sizes(source: CorpusSource) -> dict[str, int | None]:
+    return {"train": source.train_bytes, "validation": source.validation_bytes}
 
 
 def find_tinystories(location: Path) -> dict[str, Path]:
@@ -154,17 +163,23 @@ def find_tinystories(location: Path) -> dict[str, Path]:
     return found
 
 
+def _read_files(files: Mapping[str, Path], source: CorpusSource) -> tuple[str, str, str]:
+    raw = {split: _read_prefix(files[split], size) for split, size in _sizes(source).items()}
+    return (*_decode(raw, files, source), f"{files['train']} and {files['validation']}")
+
+
 def _read_prefix(path: Path, num_bytes: int | None) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(-1 if num_bytes is None else num_bytes)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+            size = os.fstat(file.fileno()).st_size  # `read` reserves what it is asked for
+            return file.read(size if num_bytes is None else min(size, num_bytes))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
 
 
 def _cached_prefix(split: str, num_bytes: int | None) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "triplu_ray"
-    return folder / f"tinystories-{split}-{num_bytes or 'all'}.txt"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return folder / "triplu_ray" / f"tinystories-{split}-{num_bytes or 'all'}.txt"
 
 
 def _hub_prefix(split: str, num_bytes: int | None) -> bytes:
@@ -175,17 +190,23 @@ def _hub_prefix(split: str, num_bytes: int | None) -> bytes:
         try:
             content = read_lines(address, num_bytes)
         except Exception as error:  # whatever the hub's client and its transport raise
-            reason = " ".join(str(error).split())
             raise UserError(
-                f"corpus tinystories: cannot fetch {address} ({type(error).__name__}: {reason}); "
+                f"corpus tinystories: cannot fetch {address} "
+                f"({type(error).__name__}: {reason(error)}); "
                 f"set {DATA_VARIABLE} to a folder that holds its texts"
             ) from error
-        write_atomically(cached, content)
-    return cached.read_bytes()
+        try:
+            write_atomically(cached, content)
+        except OSError as error:
+            raise UserError(f"cache {cached}: cannot be written: {reason(error)}") from error
+    return _read_prefix(cached, num_bytes)
 
 
 def read_lines(address: str, num_bytes: int | None) -> bytes:
-    """Stream a text file, local or on the hub, through `datasets` up to so many bytes."""
+    """Stream a text file, local or on the hub, through `datasets` up to so many bytes.
+
+    Byte for byte what the file holds, but for carriage returns: `\\r\\n` and `\\r` become `\\n`.
+    """
     import datasets
 
     rows = datasets.load_dataset(
@@ -204,10 +225,22 @@ def read_lines(address: str, num_bytes: int | None) -> bytes:
     return bytes(content[:num_bytes])
 
 
-def _decode_prefix(content: bytes, name: str, num_bytes: int | None) -> str:
+def _decode(
+    raw: Mapping[str, bytes], names: Mapping[str, object], source: CorpusSource
+) -> tuple[str, str]:
+    train, validation = (
+        _decode_prefix(raw[split], f"{names[split]}", f"{split}_bytes", size)
+        for split, size in _sizes(source).items()
+    )
+    return train, validation
+
+
+def _decode_prefix(content: bytes, name: str, key: str, num_bytes: int | None) -> str:
     """Decode, dropping a character cut at the end, and cut after the last newline."""
     if num_bytes is not None and len(content) < num_bytes:
-        raise UserError(f"{name}: has {len(content):,} bytes, expected at least {num_bytes:,}")
+        raise UserError(
+            f"{key}: expected at most the {len(content):,} of {name}, got {num_bytes:,}"
+        )
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -216,5 +249,5 @@ def _decode_prefix(content: bytes, name: str, num_bytes: int | None) -> str:
         text = content[: error.start].decode()
     text = text[: text.rfind("\n") + 1]
     if not text:
-        raise UserError(f"{name}: expected at least one line of text, found none")
+        raise UserError(f"{key}: expected at least one line of {name}, found none")
     return text

@@ -1,6 +1,7 @@
 """What a space amounts to: runs with ids and matched widths, their cost, their cohorts. Pure."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +14,14 @@ from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
 from triplu_ray.model import flops_per_token, num_params
-from triplu_ray.space import Block, Space
+from triplu_ray.space import Axis, Block, Space
 
 ASSUMED_FLOPS_PER_SECOND = 8e10
 """Of one worker, where the store has no run to tell: one core of a recent server, fp32."""
+
+
+MAX_COMBINATIONS = 1_000_000
+"""Of one block; more is a slip, and would take minutes to list."""
 
 
 class CorpusFacts(NamedTuple):
@@ -174,7 +179,7 @@ def make_plan(
         baseline and baseline[0].label,
         tuple(runs.values()),
         tuple(Cohort(chunk) for chunk in unfinished if chunk),
-        finished & runs.keys(),
+        finished.intersection(runs),
     )
 
 
@@ -186,17 +191,25 @@ def expand(block: Block, where: str) -> Iterator[dict[str, Any]]:
     """
     if "variant" not in block.settings and "variant" not in block.grid:
         raise UserError(f"{where}: variant: expected a value or an axis, got none")
+    size = math.prod(len(axis.values) for axis in block.grid.values())
+    if size > MAX_COMBINATIONS:
+        raise UserError(
+            f"{where}: grid: expected at most {MAX_COMBINATIONS:,} combinations, got {size:,}"
+        )
     seen = set()
     used: set[str] = set()
     for values in itertools.product(*(axis.values for axis in block.grid.values())):
         combination = {**block.settings, **dict(zip(block.grid, values, strict=True))}
         foreign = FFN_KEYS - ffn_keys_of(combination["variant"])
-        settings = {
-            key: value
-            for key, value in combination.items()
-            if key not in foreign
-            and (key not in block.grid or _applies(block.grid[key].when, combination))
-        }
+        settings = {key: value for key, value in combination.items() if key not in foreign}
+        # What does not apply cannot make another axis apply either.
+        while excluded := [
+            key for key in settings if key in block.grid and not _applies(block.grid[key], settings)
+        ]:
+            for key in excluded:
+                del settings[key]
+        if "variant" not in settings:
+            raise UserError(f"{where}: grid.variant.when: expected to be met by every run")
         used |= settings.keys()
         identity = repr(sorted(settings.items()))
         if identity not in seen:
@@ -207,8 +220,8 @@ def expand(block: Block, where: str) -> Iterator[dict[str, Any]]:
         raise UserError(f"{where}: {unused[0]}: applies to no run of the space")
 
 
-def _applies(when: Mapping[str, tuple[Any, ...]], combination: Mapping[str, Any]) -> bool:
-    return all(combination.get(key) in allowed for key, allowed in when.items())
+def _applies(axis: Axis, settings: Mapping[str, Any]) -> bool:
+    return all(settings.get(key) in allowed for key, allowed in axis.when.items())
 
 
 def _resolve_baseline(space: Space) -> tuple[FeedForwardConfig, int] | None:

@@ -6,10 +6,10 @@ of `ffn.FeedForward` plus `variant` and `hidden: match`; and `grid`, `blocks` an
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import yaml
 from pydantic import (
@@ -23,15 +23,21 @@ from pydantic import (
 )
 
 from triplu_ray.config import FFN_KEYS, VARIANTS, NonNegative, Positive, RunConfig, explain
-from triplu_ray.errors import UserError, did_you_mean
+from triplu_ray.errors import UserError, brief, did_you_mean, reason
+
+
+def _share_or_whole(amount: float) -> float:
+    if 0 < amount < 0.001 or (amount > 1 and amount % 1):
+        raise ValueError("expected a whole number, or a share from 0.001 to 1")
+    return amount
 
 
 class Resources(BaseModel):
     """What one cohort's process is granted; a fraction of a GPU is placement, not isolation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    cpu: Positive = 1.0
-    gpu: NonNegative = 0.0
+    cpu: Annotated[Positive, AfterValidator(_share_or_whole)] = 1.0
+    gpu: Annotated[NonNegative, AfterValidator(_share_or_whole)] = 0.0
 
 
 def _plain_name(name: str) -> str:
@@ -58,6 +64,8 @@ class Header(BaseModel):
     resources: Resources = Resources()
     max_failures: NonNegativeInt = 3
     """How often a failed cohort is tried again."""
+    checkpoint_seconds: Positive = 60.0
+    """Wall time between the checkpoints of a cohort."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,15 @@ class Space:
     origin: str
 
 
+def _width(value: Any) -> Any:
+    if value != "match" and (type(value) is not int or value < 1):
+        raise ValueError("expected a width of at least 1, or match")
+    return value
+
+
 _RUN_TYPES: dict[str, TypeAdapter[Any]] = {
     **{key: TypeAdapter(kind) for key, kind in get_type_hints(RunConfig, None, None, True).items()},
-    "hidden": TypeAdapter(Annotated[PositiveInt | Literal["match"], "a width or match"]),
+    "hidden": TypeAdapter(Annotated[Any, AfterValidator(_width)]),
     "variant": TypeAdapter(str),
     **dict.fromkeys(FFN_KEYS, TypeAdapter(Any)),
 }
@@ -98,19 +112,18 @@ KEYS = {*Header.model_fields, *_RUN_TYPES, *_STRUCTURE}
 
 def load_space(path: str | Path, overrides: Sequence[str] = ()) -> Space:
     """Read a space file and apply `key=value` overrides; every mistake is a UserError."""
-    data = _read_with_base(Path(path), ())
-    origin = str(path)
+    data = _read_with_base(Path(path))
+    space = _build_space(data, str(path))
     for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {text!r}: expected key=value")
-        _override(data, key.strip(), _parse_yaml(value, f"override {text!r}"), text)
-        origin += f" {text}"
-    return _build_space(data, origin)
+        data = _overridden(data, text)
+    return _build_space(data, " ".join([str(path), *overrides])) if overrides else space
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which `1e-3` is a number (YAML 1.2) and a repeated key is a mistake."""
+    """Safe YAML in which `1e-3` is a number (YAML 1.2) and a repeated key is a mistake.
+
+    So is an integer of more than 64 bits, which neither arrays nor tables could hold.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         merge = "tag:yaml.org,2002:merge"
@@ -122,11 +135,20 @@ class _Loader(yaml.SafeLoader):
                 )
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value = int(super().construct_yaml_int(node))
+        if not -(1 << 63) <= value < 1 << 63:
+            raise yaml.constructor.ConstructorError(
+                None, None, "an integer of more than 64 bits", node.start_mark
+            )
+        return value
 
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9][0-9_]*)(\.[0-9_]*)?[eE][-+]?[0-9]+"),
-    list("-+0123456789"),
+    re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 
 
@@ -134,82 +156,95 @@ def _parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # a SafeLoader
     except yaml.YAMLError as error:
-        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        problem = getattr(error, "problem", None) or reason(error)
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}{line}: not YAML: {reason}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not YAML: {error}") from error
+        raise UserError(f"{where}{line}: not YAML: {problem}") from error
+    except Exception as error:  # PyYAML lets some through: `!!int ""`, `!!bool 3`, nests too deep
+        raise UserError(f"{where}: not YAML: {type(error).__name__}: {reason(error)}") from error
 
 
-def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_base(path: Path, seen: tuple[Path, ...] = (), named_by: str = "") -> dict[str, Any]:
     """The file's mapping laid over that of its `base`, if it names one."""
-    if path.resolve() in seen:
-        raise UserError(f"{path}: base: expected another file, this one inherits from itself")
+    where = f"{named_by}{path}"
     try:
+        resolved = path.resolve()
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not YAML: not UTF-8 text") from error
-    data = _parse_yaml(text, str(path))
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise UserError(f"{path}: expected a mapping of keys to values")
-    base = data.pop("base", None)
-    if base is None:
+        raise UserError(f"{where}: not YAML: not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: cannot be read: {reason(error)}") from error
+    if resolved in seen:
+        raise UserError(f"{where}: expected another file, this one inherits from itself")
+    data = _parse_yaml(text, where)
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: expected a mapping of keys to values, got {brief(data)}")
+    _refuse_unknown(data, KEYS, f"{where}: ")
+    if "base" not in data:
         return data
+    base = data.pop("base")
     if not isinstance(base, str):
-        raise UserError(f"{path}: base: expected the path of a space file, got {base!r}")
-    inherited = _read_with_base(path.parent / base, (*seen, path.resolve()))
-    for key, value in data.items():
-        _lay_over(inherited, key, value)
-    return inherited
+        raise UserError(f"{where}: base: expected the path of a space file, got {brief(base)}")
+    return _laid_over(
+        _read_with_base(path.parent / base, (*seen, resolved), f"{where}: base: "), data
+    )
 
 
-def _lay_over(data: dict[str, Any], key: str, value: Any) -> None:
-    """Replace a key; axes, baseline and resources are replaced entry by entry."""
-    grid = data.get("grid")
-    if key in ("grid", "resources", "baseline") and isinstance(value, dict):
-        data[key] = {**(data.get(key) or {}), **value}
-        for axis in value if key == "grid" else ():
-            data.pop(axis, None)
-    else:
-        data[key] = value
-        if isinstance(grid, dict) and key in grid:
-            del grid[key]
+_TAKEN_ENTRY_BY_ENTRY = ("grid", "resources", "baseline")
 
 
-def _override(data: dict[str, Any], key: str, value: Any, text: str) -> None:
-    """Set a key from the command line, wherever the file sets it; a list becomes an axis."""
+def _laid_over(inherited: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `data` replace the inherited ones, wherever those stand at the top level."""
+    for key in (*data, *(data["grid"] if isinstance(data.get("grid"), dict) else ())):
+        if key not in _TAKEN_ENTRY_BY_ENTRY:
+            inherited = _without(inherited, key)
+    merged = {**inherited, **data}
+    for key in _TAKEN_ENTRY_BY_ENTRY:
+        if isinstance(inherited.get(key), dict) and isinstance(data.get(key), dict) and data[key]:
+            merged[key] = {**inherited[key], **data[key]}
+    return merged
+
+
+def _without(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A mapping without a key and its axis, and without the grid if that was its only axis."""
+    kept = {name: value for name, value in settings.items() if name != key}
+    grid = kept.get("grid")
+    if isinstance(grid, dict) and key in grid:
+        kept["grid"] = {axis: values for axis, values in grid.items() if axis != key}
+        if not kept["grid"]:
+            del kept["grid"]
+    return kept
+
+
+def _overridden(data: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Set a key as the command line says, wherever the file sets it; a list becomes an axis."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UserError(f"override {text!r}: expected key=value")
+    given = _parse_yaml(value, f"override {text!r}")
     parent, _, child = key.partition(".")
     if child and parent in ("resources", "baseline"):
-        _lay_over(data, parent, {child: value})
-        return
+        return _laid_over(data, {parent: {child: given}})
     if key in Header.model_fields:
-        data[key] = value
-        return
-    if key not in _RUN_TYPES:
-        raise UserError(f"override {text!r}: unknown key; {did_you_mean(key, KEYS - _STRUCTURE)}")
-    blocks = data.get("blocks") or []
-    for part in (data, *(block for block in blocks if isinstance(block, dict))):
-        part.pop(key, None)
-        if isinstance(part.get("grid"), dict):
-            part["grid"].pop(key, None)
-    if isinstance(value, list):
-        data["grid"] = {**(data.get("grid") or {}), key: value}
-    else:
-        data[key] = value
-    if data.get("grid") == {}:
-        del data["grid"]
-    for block in blocks:
-        if isinstance(block, dict) and block.get("grid") == {}:
-            del block["grid"]
+        return {**data, key: given}
+    _refuse_unknown([key], _RUN_TYPES.keys() | Header.model_fields.keys(), f"override {text!r}: ")
+    if "blocks" in data:
+        data = {**data, "blocks": [_without(block, key) for block in data["blocks"]]}
+    return _laid_over(data, {"grid": {key: given}} if isinstance(given, list) else {key: given})
 
 
-def _build_space(data: dict[str, Any], origin: str) -> Space:
-    unknown = [key for key in data if key not in KEYS]
-    if unknown:
-        raise UserError(f"{origin}: {unknown[0]}: unknown key; {did_you_mean(unknown[0], KEYS)}")
+def _refuse_unknown(keys: Iterable[object], known: Iterable[str], where: str) -> None:
+    """Raise for the first key that is not known; `where` ends in `: ` or in the key's parent."""
+    known = set(known)
+    for key in keys:
+        if key not in known:
+            raise UserError(f"{where}{key}: unknown key; {did_you_mean(key, known)}")
+
+
+def _build_space(data: Mapping[str, Any], origin: str) -> Space:
+    if isinstance(data.get("resources"), dict):
+        _refuse_unknown(data["resources"], Resources.model_fields, f"{origin}: resources.")
     try:
         header = Header.model_validate({k: v for k, v in data.items() if k in Header.model_fields})
     except ValidationError as error:
@@ -219,18 +254,15 @@ def _build_space(data: dict[str, Any], origin: str) -> Space:
 
     blocks = data.get("blocks", [{}])
     if not isinstance(blocks, list) or not blocks:
-        raise UserError(f"{origin}: blocks: expected a list of blocks, got {blocks!r}")
+        raise UserError(f"{origin}: blocks: expected a list of blocks, got {brief(blocks)}")
     common_grid = _read_grid(data["grid"], origin) if "grid" in data else {}
     common = {key: _checked(key, data[key], origin) for key in data if key in _RUN_TYPES}
     read = []
     for index, block in enumerate(blocks):
         where = f"{origin}: blocks[{index}]" if "blocks" in data else origin
         if not isinstance(block, dict):
-            raise UserError(f"{where}: expected a mapping, got {block!r}")
-        for key in block:
-            if key != "grid" and key not in _RUN_TYPES:
-                hint = did_you_mean(str(key), {*_RUN_TYPES, "grid"})
-                raise UserError(f"{where}: {key}: unknown key; {hint}")
+            raise UserError(f"{where}: expected a mapping, got {brief(block)}")
+        _refuse_unknown(block, {*_RUN_TYPES, "grid"}, f"{where}: ")
         grid = _read_grid(block["grid"], where) if "grid" in block else {}
         settings = {k: _checked(k, v, where) for k, v in block.items() if k != "grid"}
         both = sorted(grid.keys() & settings.keys()) or sorted(
@@ -248,10 +280,8 @@ def _build_space(data: dict[str, Any], origin: str) -> Space:
 
 
 def _check_baseline(baseline: Mapping[str, Any], origin: str) -> None:
-    allowed = {"variant", "hidden", *FFN_KEYS}
+    _refuse_unknown(baseline, {"variant", "hidden", *FFN_KEYS}, f"{origin}: baseline.")
     for key, value in baseline.items():
-        if key not in allowed:
-            raise UserError(f"{origin}: baseline.{key}: unknown key; {did_you_mean(key, allowed)}")
         _checked(key, value, f"{origin}: baseline")
     if "variant" not in baseline or not isinstance(baseline.get("hidden"), int):
         raise UserError(f"{origin}: baseline: expected variant and hidden, its width")
@@ -259,35 +289,34 @@ def _check_baseline(baseline: Mapping[str, Any], origin: str) -> None:
 
 def _read_grid(grid: Any, where: str) -> dict[str, Axis]:
     if not isinstance(grid, dict) or not grid:
-        raise UserError(f"{where}: grid: expected keys with lists of values, got {grid!r}")
+        raise UserError(f"{where}: grid: expected keys with lists of values, got {brief(grid)}")
+    _refuse_unknown(grid, _RUN_TYPES, f"{where}: grid.")
     axes = {}
     for key, given in grid.items():
-        if key not in _RUN_TYPES:
-            raise UserError(f"{where}: grid.{key}: unknown key; {did_you_mean(key, _RUN_TYPES)}")
+        here = f"{where}: grid.{key}"
         conditions: Any = {}
         if isinstance(given, dict):
             if set(given) != {"values", "when"} or not isinstance(given["when"], dict):
-                raise UserError(f"{where}: grid.{key}: expected a list, or values and when")
+                raise UserError(f"{here}: expected a list, or values and when; got {brief(given)}")
             given, conditions = given["values"], given["when"]
-        values = _checked_list(key, given, f"{where}: grid.{key}")
-        when = {}
-        for other, allowed in conditions.items():
-            if other not in _RUN_TYPES:
-                hint = did_you_mean(other, _RUN_TYPES)
-                raise UserError(f"{where}: grid.{key}.when.{other}: unknown key; {hint}")
-            allowed = allowed if isinstance(allowed, list) else [allowed]
-            when[other] = _checked_list(other, allowed, f"{where}: grid.{key}.when.{other}")
-        axes[key] = Axis(values, when)
+        _refuse_unknown(conditions, _RUN_TYPES, f"{here}.when.")
+        when = {
+            other: _checked_list(
+                other, allowed if isinstance(allowed, list) else [allowed], f"{here}.when.{other}"
+            )
+            for other, allowed in conditions.items()
+        }
+        axes[key] = Axis(_checked_list(key, given, here), when)
     return axes
 
 
 def _checked_list(key: str, values: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(values, list) or not values:
-        raise UserError(f"{where}: expected a list of at least one value, got {values!r}")
+        raise UserError(f"{where}: expected a list of at least one value, got {brief(values)}")
     checked = tuple(_checked(key, value, where, named=True) for value in values)
     for index, value in enumerate(checked):
         if value in checked[:index]:
-            raise UserError(f"{where}: expected distinct values, {value!r} appears twice")
+            raise UserError(f"{where}: expected distinct values, {brief(value)} appears twice")
     return checked
 
 
@@ -299,5 +328,5 @@ def _checked(key: str, value: Any, where: str, *, named: bool = False) -> Any:
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error)}") from error
     if key == "variant" and value not in VARIANTS:
-        raise UserError(f"{where}: unknown variant {value!r}; {did_you_mean(value, VARIANTS)}")
+        raise UserError(f"{where}: unknown variant {brief(value)}; {did_you_mean(value, VARIANTS)}")
     return value

@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from triplu_ray.errors import UserError
+from triplu_ray.errors import UserError, reason
 
 RUN_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "run_id": (pa.string(), "hash of the resolved configuration and the corpus"),
@@ -86,20 +86,28 @@ SCHEMAS = {"runs": _schema(RUN_COLUMNS), "evals": _schema(EVAL_COLUMNS)}
 
 
 class Store:
-    """A folder or bucket of results; `location` is a path or a URI such as `s3://bucket/sweeps`."""
+    """A folder or bucket of results, given as a path or a URI such as `s3://bucket/sweeps`.
+
+    `location` means the same store from any directory: an absolute path, or the URI.
+    """
 
     def __init__(self, location: str) -> None:
-        self.location = location
         try:
             if "://" in location:
                 self._files, self._root = pafs.FileSystem.from_uri(location)
+                if not self._root:
+                    raise ValueError("it names no bucket")
             else:
                 self._files, self._root = pafs.LocalFileSystem(), str(Path(location).absolute())
+            found = self._files.get_file_info(self._root).type
         except (ValueError, OSError) as error:
-            raise UserError(f"store {location!r}: expected a folder or a URI: {error}") from error
-        self.is_local = isinstance(self._files, pafs.LocalFileSystem)
-        if self._files.get_file_info(self._root).type == pafs.FileType.File:
+            raise UserError(
+                f"store {location!r}: expected a folder or a URI: {reason(error)}"
+            ) from error
+        if found == pafs.FileType.File:
             raise UserError(f"store {location!r}: expected a folder, found a file")
+        self.is_local = isinstance(self._files, pafs.LocalFileSystem)
+        self.location = self._root if self.is_local else location
 
     # Tables
 
@@ -113,8 +121,8 @@ class Store:
         paths = self._tables("runs")
         merged = [path for path in paths if path.endswith("/runs.parquet")]
         ids = {Path(path).stem for path in paths} - {"runs"}
-        for path in merged:
-            ids.update(pq.read_table(path, ["run_id"], filesystem=self._files)[0].to_pylist())
+        if merged:
+            ids.update(self._scan("runs", merged)["run_id"].to_pylist())
         return ids
 
     def read_runs(self, run_ids: Iterable[str] | None = None) -> pa.Table:
@@ -133,12 +141,21 @@ class Store:
         row_filter = None
         if run_ids is not None:
             wanted = set(run_ids)
-            paths = [path for path in paths if Path(path).stem in wanted | {table}]
+            names = {*wanted, table}
+            paths = [path for path in paths if Path(path).stem in names]
             row_filter = ds.field("run_id").isin(pa.array(sorted(wanted), pa.string()))
-        files = ds.dataset(paths, SCHEMAS[table], format="parquet", filesystem=self._files)
-        rows = files.to_table(filter=row_filter)
+        rows = self._scan(table, paths, row_filter)
         keys = rows.select(key).to_pandas().drop_duplicates().sort_values(key)
         return rows.take(keys.index.to_numpy())
+
+    def _scan(self, table: str, paths: list[str], row_filter: Any = None) -> pa.Table:
+        try:
+            files = ds.dataset(paths, SCHEMAS[table], format="parquet", filesystem=self._files)
+            return files.to_table(filter=row_filter)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"store {self.location!r}: cannot read {table}: {reason(error)}"
+            ) from error
 
     def _tables(self, table: str) -> list[str]:
         """Paths of the table's files, the merged one of a report's folder first."""
@@ -148,7 +165,7 @@ class Store:
 
     def _write_table(self, table: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         path = f"{table}/{name}.parquet"
-        if self._files.get_file_info(f"{self._root}/{path}").type != pafs.FileType.NotFound:
+        if self._files.get_file_info(f"{self._root}/{path}").type == pafs.FileType.File:
             return
         self._write(path, parquet_bytes(pa.Table.from_pylist(list(rows), SCHEMAS[table])))
 
@@ -160,7 +177,13 @@ class Store:
 
     def read_records(self, folder: str) -> list[dict[str, Any]]:
         """All JSON records below a folder, in order of their paths."""
-        return [json.loads(self._read(path)) for path in self._list(folder, ".json")]
+        records = []
+        for path in self._list(folder, ".json"):
+            try:
+                records.append(json.loads(self._read(path)))
+            except ValueError as error:
+                raise UserError(f"store: {path}: expected JSON: {reason(error)}") from error
+        return records
 
     # Checkpoints
 
@@ -199,14 +222,16 @@ class Store:
         return content
 
     def _write(self, path: str, content: bytes) -> None:
-        if not self.is_local:
+        try:
+            if self.is_local:
+                write_atomically(Path(self._root, path), content)
+                return
             with self._files.open_output_stream(f"{self._root}/{path}") as stream:
                 stream.write(content)
-            return
-        try:
-            write_atomically(Path(self._root, path), content)
         except OSError as error:
-            raise UserError(f"store {self.location!r}: cannot write {path}: {error}") from error
+            raise UserError(
+                f"store {self.location!r}: cannot write {path}: {reason(error)}"
+            ) from error
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
