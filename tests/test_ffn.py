@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,8 +78,13 @@ def test_formulas_written_out() -> None:
     wi, wo = weights(gelu, "input", "output")
     torch.testing.assert_close(gelu(x)[0], F.gelu(x[0] @ wi) @ wo)
 
-    for kind, activation in (("swiglu", F.silu), ("geglu", F.gelu), ("reglu", F.relu)):
-        glu = build(GatedLinearUnit(kind=kind))
+    glus: list[tuple[Callable[[torch.Tensor], torch.Tensor], GatedLinearUnit]] = [
+        (F.silu, GatedLinearUnit(kind="swiglu")),
+        (F.gelu, GatedLinearUnit(kind="geglu")),
+        (F.relu, GatedLinearUnit(kind="reglu")),
+    ]
+    for activation, config in glus:
+        glu = build(config)
         wg, wv, wo = weights(glu, "streams.0", "streams.1", "output")
         torch.testing.assert_close(glu(x)[0], (activation(x[0] @ wg) * (x[0] @ wv)) @ wo)
 

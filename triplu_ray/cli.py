@@ -259,7 +259,13 @@ def _report(options: argparse.Namespace, stderr: Console) -> int:
     formats = ["md", "html", "json"] if options.format == "all" else [options.format]
     built = []
     for name in names:
-        report = build_report(store, name)
+        try:
+            report = build_report(store, name)
+        except UserError as error:
+            if options.spaces:
+                raise
+            stderr.print(f"note: {error}")
+            continue
         built.append(report_json(report))
         if options.format:
             folder = write_report(report, store, Path(options.output), formats)

@@ -279,8 +279,6 @@ def value_text(value: Any) -> str:
     """A configuration value as the reports write it: 0.0003, 1000000, true."""
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
-    if isinstance(value, bool | np.bool_):
-        return str(value).lower()
     if not isinstance(value, int | float | np.number):
         return "none" if value is None else str(value)
     number = float(value)

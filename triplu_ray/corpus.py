@@ -164,17 +164,24 @@ def find_tinystories(location: Path) -> dict[str, Path]:
 
 
 def _read_files(files: Mapping[str, Path], source: CorpusSource) -> tuple[str, str, str]:
-    raw = {split: _read_prefix(files[split], size) for split, size in _sizes(source).items()}
-    return (*_decode(raw, files, source), f"{files['train']} and {files['validation']}")
+    names = {
+        split: f"{split}_file {file}" if source.corpus == "text" else str(file)
+        for split, file in files.items()
+    }
+    raw = {
+        split: _read_prefix(files[split], names[split], num_bytes)
+        for split, num_bytes in _sizes(source).items()
+    }
+    return (*_decode(raw, names, source), f"{files['train']} and {files['validation']}")
 
 
-def _read_prefix(path: Path, num_bytes: int | None) -> bytes:
+def _read_prefix(path: Path, name: str, num_bytes: int | None) -> bytes:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size  # `read` reserves what it is asked for
             return file.read(size if num_bytes is None else min(size, num_bytes))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
+        raise UserError(f"{name}: cannot be read: {reason(error)}") from error
 
 
 def _cached_prefix(split: str, num_bytes: int | None) -> Path:
@@ -199,7 +206,7 @@ def _hub_prefix(split: str, num_bytes: int | None) -> bytes:
             write_atomically(cached, content)
         except OSError as error:
             raise UserError(f"cache {cached}: cannot be written: {reason(error)}") from error
-    return _read_prefix(cached, num_bytes)
+    return _read_prefix(cached, f"cache {cached}", num_bytes)
 
 
 def read_lines(address: str, num_bytes: int | None) -> bytes:
@@ -226,10 +233,10 @@ def read_lines(address: str, num_bytes: int | None) -> bytes:
 
 
 def _decode(
-    raw: Mapping[str, bytes], names: Mapping[str, object], source: CorpusSource
+    raw: Mapping[str, bytes], names: Mapping[str, str], source: CorpusSource
 ) -> tuple[str, str]:
     train, validation = (
-        _decode_prefix(raw[split], f"{names[split]}", f"{split}_bytes", size)
+        _decode_prefix(raw[split], names[split], f"{split}_bytes", size)
         for split, size in _sizes(source).items()
     )
     return train, validation
@@ -244,7 +251,7 @@ def _decode_prefix(content: bytes, name: str, key: str, num_bytes: int | None) -
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        if error.reason != "unexpected end of data" or error.end != len(content):
+        if error.reason != "unexpected end of data":
             raise UserError(f"{name}: expected UTF-8 text, byte {error.start} is not") from error
         text = content[: error.start].decode()
     text = text[: text.rfind("\n") + 1]

@@ -124,7 +124,7 @@ class MemberAdamW:
             for part, row in enumerate(rows):
                 ending = f".{member}.{part}"
                 self._adamw.state[row] = {
-                    name.removesuffix(ending): tensor.clone()
+                    name.removesuffix(ending): tensor.to(row.device, copy=True)
                     for name, tensor in state.items()
                     if name.endswith(ending)
                 }

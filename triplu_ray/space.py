@@ -22,7 +22,15 @@ from pydantic import (
     ValidationError,
 )
 
-from triplu_ray.config import FFN_KEYS, VARIANTS, NonNegative, Positive, RunConfig, explain
+from triplu_ray.config import (
+    FFN_KEYS,
+    VARIANTS,
+    NonNegative,
+    Positive,
+    RunConfig,
+    explain,
+    ffn_keys_of,
+)
 from triplu_ray.errors import UserError, brief, did_you_mean, reason
 
 
@@ -285,6 +293,8 @@ def _check_baseline(baseline: Mapping[str, Any], origin: str) -> None:
         _checked(key, value, f"{origin}: baseline")
     if "variant" not in baseline or not isinstance(baseline.get("hidden"), int):
         raise UserError(f"{origin}: baseline: expected variant and hidden, its width")
+    known = {"variant", "hidden", *ffn_keys_of(baseline["variant"])}
+    _refuse_unknown(baseline, known, f"{origin}: baseline.")
 
 
 def _read_grid(grid: Any, where: str) -> dict[str, Axis]:

@@ -1,0 +1,78 @@
+"""The rules of ARCHITECTURE.md and the promises of the documents, held against the code."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from triplu_ray.cli import _parser
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "triplu_ray"
+FLOW = ["space", "plan", "raytune", "train", "store", "compare", "report"]
+# Their place in the flow is that of the data; these call what stands below them.
+CALLERS = {"raytune": {"train", "store"}}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+DOCUMENTS = sorted(ROOT.glob("*.md"))
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of everything that a file imports, at its top or within functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def test_only_raytune_imports_ray() -> None:
+    importers = {
+        path.name for path in MODULES if any(name.split(".")[0] == "ray" for name in imports(path))
+    }
+    assert importers == {"raytune.py"}
+
+
+@pytest.mark.parametrize("stage", FLOW)
+def test_a_stage_imports_nothing_that_comes_after_it(stage: str) -> None:
+    later = set(FLOW[FLOW.index(stage) + 1 :]) - CALLERS.get(stage, set())
+    files = [PACKAGE / f"{stage}.py"] if stage != "report" else sorted(PACKAGE.glob("report/*.py"))
+    for path in files:
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("triplu_ray.")}
+        assert not used & later, path
+
+
+def test_nothing_but_the_command_line_imports_the_command_line() -> None:
+    assert not [path for path in MODULES if "triplu_ray.cli" in imports(path)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+def test_commands_of_the_readme_are_commands() -> None:
+    lines = re.findall(r"^ {4}.*?(triplu-ray .+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    commands = [shlex.split(line, comments=True)[1:] for line in lines]
+    assert {words[0] for words in commands} == {"plan", "sweep", "report", "variants"}
+    for words in commands:
+        options = _parser().parse_args(words)
+        if "space" in options:
+            assert (ROOT / options.space).exists()
+
+
+def test_every_space_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in (ROOT / "search_spaces").glob("*.yaml"):
+        assert f"(search_spaces/{path.name})" in text, path.name

@@ -1,0 +1,221 @@
+import hashlib
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from variants import KINDS
+
+from triplu_ray import config as config_module
+from triplu_ray.config import (
+    FFN_KEYS,
+    VARIANTS,
+    RunConfig,
+    explain,
+    ffn_keys_of,
+    resolve_ffn,
+    short_hash,
+)
+from triplu_ray.corpus import CorpusSource
+from triplu_ray.errors import UserError
+from triplu_ray.ffn import ALIASES, Product
+
+SHA = "5eed" * 16
+TRIPLU = {"kind": "product", "degree": 3, "gain": 5.0}
+
+# Another valid value for every key that has one.
+OTHER: dict[str, Any] = {
+    "corpus": "text",
+    "train_bytes": None,
+    "validation_bytes": 100_000,
+    "ffn": {"kind": "swiglu"},
+    "hidden": 243,
+    "d_model": 98,
+    "num_layers": 3,
+    "num_heads": 3,
+    "context_length": 65,
+    "initialization": "mingpt",
+    "learning_rate": 3.1e-4,
+    "weight_decay": 0.0,
+    "beta1": 0.95,
+    "beta2": 0.95,
+    "decay": "matrices",
+    "gradient_clip": 2.0,
+    "schedule": "cosine",
+    "warmup_steps": 10,
+    "decay_fraction": 0.5,
+    "final_learning_rate_ratio": 0.1,
+    "batch_size": 33,
+    "num_steps": 5_001,
+    "eval_interval": 251,
+    "eval_batches": 51,
+    "seed": 2,
+}
+WITH_ONE_VALUE = {"tokenizer", "optimizer", "precision"}
+PLACES = {"train_file", "validation_file"}
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate({"ffn": TRIPLU, "hidden": 242, **changes})
+
+
+def test_run_id_is_pinned() -> None:
+    """Results are stored under these ids: a change of them orphans every store."""
+    assert config().run_id(SHA) == "359bb33345391530"
+    assert config(ffn={"kind": "swiglu"}, hidden=322).run_id(SHA) == "edc1e02f8599a0cf"
+
+
+def test_there_is_another_value_for_every_key() -> None:
+    assert OTHER.keys() | WITH_ONE_VALUE | PLACES == RunConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_every_key_counts_in_the_run_id(key: str) -> None:
+    assert config(**{key: OTHER[key]}).run_id(SHA) != config().run_id(SHA)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"degree": 4}, {"gain": 5.1}, {"learned_gain": True}, {"branch_norm": True}],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_key_of_the_variant_counts_in_the_run_id(change: dict[str, Any]) -> None:
+    assert config(ffn={**TRIPLU, **change}).run_id(SHA) != config().run_id(SHA)
+
+
+def test_nothing_is_left_out_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[dict[str, Any]] = []
+    monkeypatch.setattr(config_module, "short_hash", hashed.append)
+    config().run_id(SHA)
+    assert hashed[0].keys() == {*OTHER, *WITH_ONE_VALUE, "schema", "corpus_sha256"}
+    assert hashed[0]["ffn"].keys() == Product.model_fields.keys()
+
+
+def test_text_counts_in_the_run_id_but_not_where_it_lies() -> None:
+    assert config().run_id("0" * 64) != config().run_id(SHA)
+    here = config(corpus="text", train_file="a", validation_file="b")
+    there = config(corpus="text", train_file="c", validation_file="d")
+    assert here.run_id(SHA) == there.run_id(SHA)
+
+
+def test_whole_numbers_are_the_same_run_as_decimals() -> None:
+    whole = config(ffn={**TRIPLU, "gain": 5}, gradient_clip=1, learning_rate=1)
+    assert whole.run_id(SHA) == config(gradient_clip=1.0, learning_rate=1.0).run_id(SHA)
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_members_may_differ_in_seed_rate_and_decay_only(key: str) -> None:
+    same = config(**{key: OTHER[key]}).cohort_key == config().cohort_key
+    assert same == (key in {"seed", "learning_rate", "weight_decay"})
+
+
+def test_members_may_differ_in_gain_but_not_in_degree() -> None:
+    assert config(ffn={**TRIPLU, "gain": 1.0}).cohort_key == config().cohort_key
+    assert config(ffn={**TRIPLU, "degree": 4}).cohort_key != config().cohort_key
+
+
+def test_short_hash_ignores_the_order_of_keys() -> None:
+    expected = hashlib.sha256(b'{"a": 1, "b": 2}').hexdigest()[:16]
+    assert short_hash({"b": 2, "a": 1}) == short_hash({"a": 1, "b": 2}) == expected
+
+
+def test_derived_values() -> None:
+    run = config(corpus="text", train_file="a", validation_file="b", train_bytes=7)
+    assert run.corpus_source == CorpusSource("text", 7, 200_000, "a", "b")
+    assert run.tokens_per_step == 32 * 64
+
+
+def test_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        config().seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"d_model": 97}, "d_model: expected a multiple of num_heads (2), got 97"),
+        (
+            {"train_file": "a"},
+            "train_file: expected corpus: text beside it, got tinystories_lite",
+        ),
+        ({"warmup_steps": 5_001}, "warmup_steps: expected at most num_steps (5000), got 5001"),
+        ({"num_steps": 249}, "eval_interval: expected at most num_steps (249), got 250"),
+        ({"learning_rate": 0.0}, "learning_rate: expected greater than 0, got 0.0"),
+        ({"learning_rate": float("inf")}, "learning_rate: expected a finite number, got inf"),
+        ({"weight_decay": float("nan")}, "weight_decay: expected a finite number, got nan"),
+        ({"weight_decay": -0.1}, "weight_decay: expected greater than or equal to 0, got -0.1"),
+        ({"beta2": 1.0}, "beta2: expected less than 1, got 1.0"),
+        ({"decay_fraction": 1.5}, "decay_fraction: expected less than or equal to 1, got 1.5"),
+        ({"seed": True}, "seed: expected a valid integer, got True"),
+        ({"seed": 1.0}, "seed: expected a valid integer, got 1.0"),
+        ({"learning_rate": "1e-3"}, "learning_rate: expected a valid number, got '1e-3'"),
+        ({"schedule": "step"}, "schedule: expected 'constant', 'cosine' or 'linear', got 'step'"),
+        ({"hidden": None}, "hidden: expected a valid integer, got None"),
+        ({"momentum": 0.9}, "momentum: unknown key"),
+        (
+            {"ffn": {**TRIPLU, "degree": 1}},
+            "ffn.degree: expected greater than or equal to 2, got 1",
+        ),
+    ],
+    ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
+)
+def test_mistakes_are_explained_in_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config(**changes)
+    assert explain(caught.value) == line
+
+
+def test_a_missing_key_is_explained() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate({"ffn": TRIPLU})
+    assert explain(caught.value) == "hidden: expected a value, got none"
+
+
+def test_variants_are_all_kinds_and_aliases() -> None:
+    assert sorted([*KINDS, *ALIASES]) == VARIANTS
+    assert {"degree", "gain", "learned_gain", "branch_norm"} == FFN_KEYS
+    assert ffn_keys_of("triplu") == ffn_keys_of("product") == FFN_KEYS
+    assert ffn_keys_of("swiglu") == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "degree", "gain", "label"),
+    [
+        ("double_prod", 2, 1.0, "double_prod"),
+        ("triple_prod", 3, 5.0, "triplu"),
+        ("triplu", 3, 5.0, "triplu"),
+        ("quad_prod", 4, 25.0, "quad_prod"),
+    ],
+)
+def test_papers_names(name: str, degree: int, gain: float, label: str) -> None:
+    ffn = resolve_ffn(name, {}, "")
+    assert ffn == Product(degree=degree, gain=gain)
+    assert ffn.label == label
+    assert ffn == resolve_ffn("product", {"degree": degree, "gain": gain}, "")
+
+
+def test_a_name_takes_the_keys_it_leaves_open() -> None:
+    settings = {"gain": 1, "learned_gain": True, "degree": 3, "seed": 7}
+    expected = Product(degree=3, gain=1.0, learned_gain=True)
+    assert resolve_ffn("triplu", settings, "") == expected
+    assert resolve_ffn("swiglu", settings, "") == resolve_ffn("swiglu", {}, "")
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings", "line"),
+    [
+        ("triplu", {"degree": 4}, "x: degree: triplu means 3, got 4; write variant: product"),
+        ("product", {}, "x: product: degree: expected a value, got none"),
+        (
+            "product",
+            {"degree": 1},
+            "x: product: degree: expected greater than or equal to 2, got 1",
+        ),
+        ("triplu", {"gain": 0}, "x: triplu: gain: expected greater than 0, got 0"),
+        ("triplu", {"gain": True}, "x: triplu: gain: expected a valid number, got True"),
+        ("triplu", {"learned_gain": 1}, "x: triplu: learned_gain: expected a valid boolean, got 1"),
+    ],
+)
+def test_mistakes_in_a_variant_name_it(variant: str, settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve_ffn(variant, settings, "x")
+    assert str(caught.value) == line
