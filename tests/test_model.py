@@ -1,4 +1,4 @@
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,16 +6,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from variants import every_variant
 
 from triplu_ray.ffn import FeedForwardConfig, GatedLinearUnit, Gelu, Product
-from triplu_ray.model import Decoder, flops_per_token, num_params
+from triplu_ray.model import Decoder, ModelShape
 from triplu_ray.reference import ReferenceDecoder
 from triplu_ray.stacked import cross_entropy, initialize
 
-SHAPE = {"vocab_size": 11, "context_length": 8, "d_model": 12, "num_layers": 2, "hidden": 10}
+SHAPE = ModelShape(
+    vocab_size=11, context_length=8, d_model=12, num_layers=2, num_heads=3, hidden=10
+)
 SWIGLU, TRIPLU = GatedLinearUnit(kind="swiglu"), Product(degree=3, gain=5.0)
 
 
-def decoder(*ffns: FeedForwardConfig, **changes: Any) -> Decoder:
-    model = Decoder(ffns, num_heads=3, **{**SHAPE, **changes})
+def decoder(*ffns: FeedForwardConfig) -> Decoder:
+    model = Decoder(ffns, SHAPE)
     initialize(model, range(1, len(ffns) + 1))
     return model
 
@@ -23,15 +25,15 @@ def decoder(*ffns: FeedForwardConfig, **changes: Any) -> Decoder:
 @every_variant
 def test_parameters_are_as_many_as_said(ffn: FeedForwardConfig) -> None:
     model = decoder(ffn, ffn)
-    assert sum(p.numel() for p in model.parameters()) == 2 * num_params(ffn, **SHAPE)
+    assert sum(p.numel() for p in model.parameters()) == 2 * SHAPE.num_params(ffn)
 
 
 @every_variant
 def test_flops_are_as_many_as_torch_counts(ffn: FeedForwardConfig) -> None:
     with FlopCounterMode(display=False) as counter:
-        decoder(ffn)(torch.zeros(1, 3, SHAPE["context_length"], dtype=torch.long))
-    tokens = 3 * SHAPE["context_length"]
-    assert counter.get_total_flops() == tokens * flops_per_token(ffn, **SHAPE)
+        decoder(ffn)(torch.zeros(1, 3, SHAPE.context_length, dtype=torch.long))
+    tokens = 3 * SHAPE.context_length
+    assert counter.get_total_flops() == tokens * SHAPE.flops_per_token(ffn)
 
 
 @every_variant
@@ -57,7 +59,7 @@ def as_reference(name: str, value: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("ffn", [SWIGLU, TRIPLU, Gelu(), Product(degree=2)])
 def test_loss_and_gradient_equal_the_references(ffn: FeedForwardConfig) -> None:
     model = decoder(ffn, ffn)
-    reference = ReferenceDecoder(ffn, num_heads=3, **SHAPE)
+    reference = ReferenceDecoder(ffn, SHAPE)
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             parameter.copy_(as_reference(name, model.get_parameter(name)[1]))
@@ -76,8 +78,7 @@ def test_loss_and_gradient_equal_the_references(ffn: FeedForwardConfig) -> None:
 
 
 def test_mingpt_initialization_shrinks_output_projections() -> None:
-    shape = {**SHAPE, "d_model": 96, "hidden": 300, "num_layers": 2}
-    model = Decoder([SWIGLU], num_heads=2, initialization="mingpt", **shape)
+    model = Decoder([SWIGLU], replace(SHAPE, d_model=96, hidden=300), "mingpt")
     initialize(model, [1])
     for name, parameter in model.named_parameters():
         if name.endswith("output.weight"):

@@ -9,22 +9,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from triplu_ray.ffn import Product
-from triplu_ray.model import Decoder
+from triplu_ray.model import Decoder, ModelShape
 from triplu_ray.optim import MemberAdamW, Schedule, schedule_factor
 from triplu_ray.stacked import initialize
 
 
 def small_model(members: int) -> Decoder:
     ffn = Product(degree=3, gain=5.0, learned_gain=True)
-    model = Decoder(
-        [ffn] * members,
-        vocab_size=7,
-        context_length=4,
-        d_model=8,
-        num_layers=1,
-        num_heads=2,
-        hidden=6,
+    shape = ModelShape(
+        vocab_size=7, context_length=4, d_model=8, num_layers=1, num_heads=2, hidden=6
     )
+    model = Decoder([ffn] * members, shape)
     initialize(model, range(members))
     return model
 

@@ -148,15 +148,7 @@ def _reference_step(variant: str) -> Callable[[], object]:
 
     config, corpus = _config(variant, 1), _corpus()
     tokens = torch.from_numpy(corpus.train.astype(np.int64))
-    model = ReferenceDecoder(
-        config.ffn,
-        vocab_size=len(corpus.vocabulary),
-        context_length=config.context_length,
-        d_model=config.d_model,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        hidden=config.hidden,
-    )
+    model = ReferenceDecoder(config.ffn, config.shape(len(corpus.vocabulary)))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
     )

@@ -19,7 +19,7 @@ from pydantic import (
 from triplu_ray.corpus import CorpusName, CorpusSource
 from triplu_ray.errors import UserError, brief
 from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
-from triplu_ray.model import Initialization
+from triplu_ray.model import Initialization, ModelShape
 from triplu_ray.optim import Decay, Schedule
 
 SCHEMA_VERSION = 1
@@ -95,6 +95,17 @@ class RunConfig(BaseModel):
     def corpus_source(self) -> CorpusSource:
         """Which text it reads."""
         return CorpusSource(*(getattr(self, key) for key in CorpusSource._fields))
+
+    def shape(self, vocab_size: int) -> ModelShape:
+        """The model's sizes, given those of the vocabulary."""
+        return ModelShape(
+            vocab_size=vocab_size,
+            context_length=self.context_length,
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            hidden=self.hidden,
+        )
 
     @property
     def tokens_per_step(self) -> int:

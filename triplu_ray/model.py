@@ -6,6 +6,7 @@ M members, B batch, T time, D model width, V vocabulary
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
@@ -24,26 +25,46 @@ Initialization = Literal["normal", "mingpt"]
 """`normal`: all weights N(0, 0.02). `mingpt`: output projections scaled by 1/sqrt(2 num_layers)."""
 
 
+@dataclass(frozen=True)
+class ModelShape:
+    """All sizes of a model."""
+
+    vocab_size: int
+    context_length: int
+    d_model: int
+    num_layers: int
+    num_heads: int
+    hidden: int
+    """Feed-forward width."""
+
+    def num_params(self, ffn: FeedForwardConfig) -> int:
+        """Trainable parameters, without building the model."""
+        attention_and_norms = 4 * self.d_model * self.d_model + 8 * self.d_model
+        per_layer = attention_and_norms + ffn.num_params(self.d_model, self.hidden)
+        ends = (2 * self.vocab_size + self.context_length + 2) * self.d_model
+        return ends + self.num_layers * per_layer
+
+    def flops_per_token(self, ffn: FeedForwardConfig) -> int:
+        """Forward FLOPs: matrix products, attention over the whole context; multiply-add = 2."""
+        attention = 8 * self.d_model * self.d_model + 4 * self.context_length * self.d_model
+        per_layer = attention + ffn.flops(self.d_model, self.hidden)
+        return self.num_layers * per_layer + 2 * self.d_model * self.vocab_size
+
+
 class Block(Stacked):
     """Attention and feed-forward layer, each on a normed copy of the residual stream."""
 
     def __init__(
-        self,
-        ffns: Sequence[FeedForwardConfig],
-        d_model: int,
-        hidden: int,
-        num_heads: int,
-        context_length: int,
-        output_std: float,
+        self, ffns: Sequence[FeedForwardConfig], shape: ModelShape, output_std: float
     ) -> None:
-        members = len(ffns)
+        members, width = len(ffns), shape.d_model
         super().__init__(members)
-        self.attention_norm = LayerNorm(members, d_model)
+        self.attention_norm = LayerNorm(members, width)
         self.attention = CausalSelfAttention(
-            members, d_model, num_heads, context_length, output_std=output_std
+            members, width, shape.num_heads, shape.context_length, output_std=output_std
         )
-        self.ffn_norm = LayerNorm(members, d_model)
-        self.ffn = ffns[0].build(ffns, d_model, hidden, output_std)
+        self.ffn_norm = LayerNorm(members, width)
+        self.ffn = ffns[0].build(ffns, width, shape.hidden, output_std)
 
     def forward(self, x: Tensor, time: int) -> Tensor:
         """`[M, N, D] -> [M, N, D]`, N = batch x time."""
@@ -58,26 +79,17 @@ class Decoder(Stacked):
     def __init__(
         self,
         ffns: Sequence[FeedForwardConfig],
-        *,
-        vocab_size: int,
-        context_length: int,
-        d_model: int,
-        num_layers: int,
-        num_heads: int,
-        hidden: int,
+        shape: ModelShape,
         initialization: Initialization = "normal",
     ) -> None:
-        members = len(ffns)
+        members, width = len(ffns), shape.d_model
         super().__init__(members)
-        output_std = 0.02 / (2 * num_layers) ** 0.5 if initialization == "mingpt" else 0.02
-        self.embedding = Embedding(members, vocab_size, d_model)
-        self.positions = self.declare("positions", (context_length, d_model), constant(0.0))
-        self.blocks = nn.ModuleList(
-            Block(ffns, d_model, hidden, num_heads, context_length, output_std)
-            for _ in range(num_layers)
-        )
-        self.norm = LayerNorm(members, d_model)
-        self.head = Linear(members, d_model, vocab_size)
+        output_std = 0.02 / (2 * shape.num_layers) ** 0.5 if initialization == "mingpt" else 0.02
+        self.embedding = Embedding(members, shape.vocab_size, width)
+        self.positions = self.declare("positions", (shape.context_length, width), constant(0.0))
+        self.blocks = nn.ModuleList(Block(ffns, shape, output_std) for _ in range(shape.num_layers))
+        self.norm = LayerNorm(members, width)
+        self.head = Linear(members, width, shape.vocab_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Next-token logits: `[M, B, T] -> [M, B x T, V]`."""
@@ -88,34 +100,3 @@ class Decoder(Stacked):
             x = block(x, time)
         logits: Tensor = self.head(self.norm(x))
         return logits
-
-
-def num_params(
-    ffn: FeedForwardConfig,
-    *,
-    vocab_size: int,
-    context_length: int,
-    d_model: int,
-    num_layers: int,
-    hidden: int,
-) -> int:
-    """Trainable parameters of one member, without building it."""
-    attention_and_norms = 4 * d_model * d_model + 8 * d_model
-    per_layer = attention_and_norms + ffn.num_params(d_model, hidden)
-    ends = (2 * vocab_size + context_length + 2) * d_model
-    return ends + num_layers * per_layer
-
-
-def flops_per_token(
-    ffn: FeedForwardConfig,
-    *,
-    vocab_size: int,
-    context_length: int,
-    d_model: int,
-    num_layers: int,
-    hidden: int,
-) -> int:
-    """Forward FLOPs of one member a token: matrix products, attention over the whole context."""
-    attention = 8 * d_model * d_model + 4 * context_length * d_model
-    per_layer = attention + ffn.flops(d_model, hidden)
-    return num_layers * per_layer + 2 * d_model * vocab_size

@@ -13,7 +13,6 @@ from triplu_ray.config import FFN_KEYS, RunConfig, explain, ffn_keys_of, resolve
 from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
-from triplu_ray.model import flops_per_token, num_params
 from triplu_ray.space import Axis, Block, Space
 
 ASSUMED_FLOPS_PER_SECOND = 8e10
@@ -48,17 +47,12 @@ class PlannedRun:
     @cached_property
     def params(self) -> int:
         """Trainable parameters."""
-        return num_params(self.config.ffn, **self._shape)
+        return self.config.shape(self.corpus.vocab_size).num_params(self.config.ffn)
 
     @cached_property
     def flops_per_token(self) -> int:
         """Forward FLOPs of the whole model."""
-        return flops_per_token(self.config.ffn, **self._shape)
-
-    @property
-    def _shape(self) -> dict[str, int]:
-        keys = ("context_length", "d_model", "num_layers", "hidden")
-        return {"vocab_size": self.corpus.vocab_size} | {k: getattr(self.config, k) for k in keys}
+        return self.config.shape(self.corpus.vocab_size).flops_per_token(self.config.ffn)
 
     @property
     def tokens(self) -> int:

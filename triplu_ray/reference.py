@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triplu_ray.ffn import FeedForwardConfig, Gelu, Product
+from triplu_ray.model import ModelShape
 
 
 class Attention(nn.Module):
@@ -81,25 +82,17 @@ class ReferenceBlock(nn.Module):
 class ReferenceDecoder(nn.Module):
     """One model; the loss of a batch is what `forward` returns."""
 
-    def __init__(
-        self,
-        ffn: FeedForwardConfig,
-        *,
-        vocab_size: int,
-        context_length: int,
-        d_model: int,
-        num_layers: int,
-        num_heads: int,
-        hidden: int,
-    ) -> None:
+    def __init__(self, ffn: FeedForwardConfig, shape: ModelShape) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        self.positions = nn.Parameter(torch.zeros(context_length, d_model))
+        width = shape.d_model
+        self.embedding = nn.Embedding(shape.vocab_size, width)
+        self.positions = nn.Parameter(torch.zeros(shape.context_length, width))
         self.blocks = nn.ModuleList(
-            ReferenceBlock(ffn, d_model, hidden, num_heads) for _ in range(num_layers)
+            ReferenceBlock(ffn, width, shape.hidden, shape.num_heads)
+            for _ in range(shape.num_layers)
         )
-        self.norm = nn.LayerNorm(d_model)
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy, nats a token: `[B, T]`, `[B, T]` -> scalar."""

@@ -78,13 +78,8 @@ class CohortTrainer:
         )
         self.model = Decoder(
             [config.ffn for config in self.configs],
-            vocab_size=len(corpus.vocabulary),
-            context_length=self.config.context_length,
-            d_model=self.config.d_model,
-            num_layers=self.config.num_layers,
-            num_heads=self.config.num_heads,
-            hidden=self.config.hidden,
-            initialization=self.config.initialization,
+            self.config.shape(len(corpus.vocabulary)),
+            self.config.initialization,
         )
         initialize(self.model, [config.seed for config in self.configs])
         self.model.to(self.device)
