@@ -355,3 +355,12 @@ def test_ten_thousand_runs_are_planned_in_seconds(record_property: Any) -> None:
     seconds = time.process_time() - started
     record_property("seconds", seconds)
     assert seconds < 10
+
+
+def test_runs_of_a_pair_follow_one_another() -> None:
+    axes = {"variant": ["swiglu", "triplu", "quad_prod"], "num_layers": [1, 2], "seed": [1, 2, 3]}
+    baseline = {"variant": "swiglu", "hidden": 8}
+    cohorts = plan_of({"name": "pairs", "baseline": baseline, "grid": axes}).cohorts
+    settings = [cohort.runs[0].config.pair_key for cohort in cohorts]
+    assert len(cohorts) == 18
+    assert all(len(set(settings[i : i + 3])) == 1 for i in range(0, 18, 3))

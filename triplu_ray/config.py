@@ -129,6 +129,11 @@ class RunConfig(BaseModel):
             del shared["ffn"][key]
         return json.dumps(shared, sort_keys=True)
 
+    @property
+    def pair_key(self) -> str:
+        """Equal for runs that differ at most in the feed-forward layer."""
+        return json.dumps(self.model_dump(exclude={"ffn", "hidden"}), sort_keys=True)
+
 
 def short_hash(content: Any) -> str:
     """16 hexadecimal digits that depend on the content, not on the order of its keys."""

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -162,19 +162,32 @@ def make_plan(
             run = _resolve_run(settings, baseline, corpus_facts, where)
             runs.setdefault(run.run_id, run)
 
-    groups: dict[str, list[PlannedRun]] = {}
-    for run in runs.values():
-        groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
-    size = space.header.cohort
-    chunks = (group[i : i + size] for group in groups.values() for i in range(0, len(group), size))
-    unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
     return Plan(
         space,
         baseline and baseline[0].label,
         tuple(runs.values()),
-        tuple(Cohort(chunk) for chunk in unfinished if chunk),
+        _form_cohorts(runs.values(), space.header.cohort, finished),
         finished.intersection(runs),
     )
+
+
+def _form_cohorts(
+    runs: Iterable[PlannedRun], size: int, finished: frozenset[str]
+) -> tuple[Cohort, ...]:
+    """Unfinished runs in cohorts of a size at most; those of a pair follow one another.
+
+    What changes on a machine while a sweep runs then slows both sides of a pair alike.
+    """
+    groups: dict[str, list[PlannedRun]] = {}
+    place: dict[str, int] = {}
+    for run in runs:
+        groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
+        place.setdefault(run.config.pair_key, len(place))
+    # Cut before finished runs are left out: what remains of a cohort keeps its members.
+    chunks = (group[i : i + size] for group in groups.values() for i in range(0, len(group), size))
+    unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
+    cohorts = [Cohort(chunk) for chunk in unfinished if chunk]
+    return tuple(sorted(cohorts, key=lambda cohort: place[cohort.runs[0].config.pair_key]))
 
 
 def expand(block: Block, where: str) -> Iterator[dict[str, Any]]:
