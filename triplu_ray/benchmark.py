@@ -27,7 +27,7 @@ VARIANTS = {"swiglu": 322, "triplu": 242}
 
 def main() -> None:
     """Print each variant's ratios: median, and the middle half of the rounds."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=120)
     table = Table(title="Tokens a second over the plain eager loop's; two workers over one")
     for heading in ("variant", "engine", "as a worker", "cohort of 4", "two workers"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
