@@ -158,7 +158,9 @@ def test_schedules_stay_in_bounds_and_fall_after_the_warm_up(
         )
         for step in range(num_steps)
     ]
-    assert all(0 < factor <= 1 + 1e-12 or factor >= ratio - 1e-12 for factor in factors)
+    assert all(factor > 0 for factor in factors[:warmup])
+    assert all(factor >= ratio - 1e-12 for factor in factors[warmup:])
+    assert max(factors) <= 1 + 1e-12
     assert factors[:warmup] == sorted(factors[:warmup])
     after = factors[warmup:]
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(after))

@@ -118,7 +118,7 @@ def test_failures_and_retries_are_told_with_their_reason(clock: Clock) -> None:
     [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5_399, "90 min"), (5_400, "1.5 h")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert progress_module._duration(seconds) == text
+    assert progress_module.duration(seconds) == text
 
 
 def test_a_terminal_shows_a_line_for_every_running_cohort() -> None:

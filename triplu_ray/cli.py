@@ -17,6 +17,7 @@ from triplu_ray.config import FFN_KEYS, VARIANTS, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
+from triplu_ray.progress import SweepProgress, duration
 from triplu_ray.space import Space, load_space
 from triplu_ray.store import Store
 
@@ -111,7 +112,7 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
     console.print(
         f"{len(plan.runs)} runs, {len(plan.done)} done, {len(plan.missing)} missing in "
         f"{len(plan.cohorts)} cohorts; {sum(run.tokens for run in plan.missing):,} token positions "
-        f"to train, about {_duration(seconds)} with {workers} workers "
+        f"to train, about {duration(seconds)} with {workers} workers "
         f"(from {'finished runs' if measured else 'an assumed rate'})"
     )
     return EXIT_DONE
@@ -163,7 +164,6 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
         f"{len(plan.done)} done, store {options.store}"
     )
 
-    from triplu_ray.progress import SweepProgress
     from triplu_ray.raytune import sweep
 
     with SweepProgress(stderr, plan.cohorts) as progress:
@@ -322,10 +322,6 @@ def _stdout() -> Console:
 def _print_json(content: Any) -> None:
     sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
     sys.stdout.flush()
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class SweepProgress:
         ) / sum(self._flops.values())
         gained, elapsed = self._share() - at_start, time.monotonic() - self._started
         if gained > 0:
-            text += f", about {_duration((1 - self._share()) * elapsed / gained)} left"
+            text += f", about {duration((1 - self._share()) * elapsed / gained)} left"
         return text
 
 
@@ -129,7 +129,7 @@ def _describe(cohort: Cohort) -> str:
     return f"{config.ffn.label} L{config.num_layers} lr {config.learning_rate:g} seed {seeds}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`45 s`, `12 min`, `3.4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

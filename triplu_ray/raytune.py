@@ -69,7 +69,6 @@ def sweep(
     if that cluster cannot be reached, or this machine can never grant what a cohort asks for.
     """
     started_at, started = datetime.now(UTC), time.monotonic()
-    before = store.finished_run_ids()
     with _running_ray(plan), tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch:
         ray_start_seconds = time.monotonic() - started
         callback = _Callback(progress)
@@ -79,7 +78,7 @@ def sweep(
             tuner.fit()
         except KeyboardInterrupt:
             interrupted = True
-    trained = store.finished_run_ids() - before
+    trained = store.finished_run_ids() & {run.run_id for run in plan.missing}
     failed = tuple(
         FailedCohort(cohort.cohort_id, run_ids, callback.failures[cohort.cohort_id])
         for cohort in plan.cohorts
