@@ -13,6 +13,8 @@ from triplu_ray.model import Decoder, ModelShape
 from triplu_ray.optim import MemberAdamW, Schedule, schedule_factor
 from triplu_ray.stacked import initialize
 
+ALL = torch.ones(3, dtype=torch.bool)
+
 
 def small_model(members: int) -> Decoder:
     ffn = Product(degree=3, gain=5.0, learned_gain=True)
@@ -26,13 +28,15 @@ def small_model(members: int) -> Decoder:
 
 def adamw(model: nn.Module, members: int, **changes: Any) -> MemberAdamW:
     options: dict[str, Any] = {
-        "learning_rates": [1e-2] * members,
         "weight_decays": [0.1] * members,
         "betas": (0.9, 0.999),
         "decay": "all",
         "gradient_clip": 1.0,
     }
-    return MemberAdamW(model, **{**options, **changes})
+    rates = changes.pop("learning_rates", [1e-2] * members)
+    optimizer = MemberAdamW(model, **{**options, **changes})
+    optimizer.rates.copy_(torch.tensor(rates, dtype=torch.float64))
+    return optimizer
 
 
 def member_losses(model: nn.Module, target: float) -> torch.Tensor:
@@ -62,7 +66,7 @@ def test_updates_equal_those_of_torchs_adamw(decay: str) -> None:
     for _ in range(5):
         optimizer.backward(member_losses(together, 1.0))
         optimizer.clip()
-        optimizer.step(1.0)
+        optimizer.step(ALL[: len(optimizer.values)])
         for alone, torchs in singles:
             torchs.zero_grad()
             torch.autograd.backward([((p - 1.0) ** 2).sum() / 2 for p in alone.values()])
@@ -89,10 +93,9 @@ def test_a_stopped_member_stays_and_the_others_go_on() -> None:
     model = small_model(2)
     optimizer = adamw(model, 2)
     before = optimizer.values.clone()
-    optimizer.stop(0)
     optimizer.gradients[0] = math.nan
     optimizer.gradients[1] = 1.0
-    optimizer.step(1.0)
+    optimizer.step(torch.tensor([False, True]))
     assert torch.equal(optimizer.values[0], before[0])
     assert optimizer.values[1].isfinite().all()
     assert (optimizer.values[1] != before[1]).all()
@@ -103,13 +106,13 @@ def test_state_continues_exactly() -> None:
     optimizer = adamw(first, 2)
     for _ in range(3):
         optimizer.backward(member_losses(first, 1.0))
-        optimizer.step(1.0)
+        optimizer.step(ALL[: len(optimizer.values)])
     second = small_model(2)
     resumed = adamw(second, 2)
     resumed.load_state({name: tensor.clone() for name, tensor in optimizer.state().items()})
     for model, either in ((first, optimizer), (second, resumed)):
         either.backward(member_losses(model, 1.0))
-        either.step(0.5)
+        either.step(ALL[:2])
     assert torch.equal(optimizer.values, resumed.values)
 
 

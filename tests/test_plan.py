@@ -13,13 +13,13 @@ from triplu_ray.config import RunConfig, resolve_ffn
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
 from triplu_ray.plan import (
-    ASSUMED_FLOPS_PER_SECOND,
     CorpusFacts,
     Plan,
     PlannedRun,
     make_plan,
     matched_width,
 )
+from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND
 
 ffns = st.sampled_from(CONFIGS)
 
@@ -336,7 +336,7 @@ def test_estimated_time_is_the_work_over_the_rate() -> None:
     plan = plan_of(SMALL)
     work = sum(run.training_flops for run in plan.runs)
     assert plan.estimated_seconds(2, 1e9) == pytest.approx(work / 2e9)
-    assert plan.estimated_seconds(1, None) == pytest.approx(work / ASSUMED_FLOPS_PER_SECOND)
+    assert plan.estimated_seconds(1, None) == pytest.approx(work / EAGER_FLOPS_PER_SECOND["fp32"])
     assert plan_of(SMALL, finished=frozenset(run_ids(plan))).estimated_seconds(1, 1e9) == 0
 
 

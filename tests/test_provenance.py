@@ -69,9 +69,11 @@ def test_versions() -> None:
 
 
 def test_hardware_in_a_few_words() -> None:
-    assert provenance.hardware("cpu", 1, 4).endswith(", 1 thread, cohort of 4")
-    assert provenance.hardware("cpu", 2, 1).endswith(", 2 threads, cohort of 1")
-    assert len(provenance.hardware("cpu", 1, 1)) > len(", 1 thread, cohort of 1")
+    eager = provenance.hardware("cpu", 1, 4, compiled=False)
+    assert eager.endswith(", 1 thread, cohort of 4, eager")
+    assert len(eager) > len(", 1 thread, cohort of 4, eager")
+    compiled = provenance.hardware("cpu", 2, 1, compiled=True)
+    assert compiled.endswith(", 2 threads, cohort of 1, compiled")
 
 
 def test_process_age_counts_from_the_start_of_the_process() -> None:

@@ -59,7 +59,7 @@ def test_linear_scale_multiplies_the_output() -> None:
 
 @pytest.mark.parametrize("members", [1, 3])
 def test_layer_norm_equals_torchs(members: int) -> None:
-    layer = stacked.LayerNorm(members, 6)
+    layer = stacked.LayerNorm(members, 6, torch.float32)
     stacked.initialize(layer, range(members))
     with torch.no_grad():
         layer.weight.normal_()

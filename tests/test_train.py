@@ -10,14 +10,13 @@ import pytest
 import torch
 from cohorts import cohort, corpus
 
+from triplu_ray.batches import training_offsets, windows
 from triplu_ray.plan import Cohort
 from triplu_ray.reference import ReferenceDecoder, train_step
 from triplu_ray.train import (
     CohortTrainer,
     Evaluation,
     train_cohort,
-    training_batch,
-    validation_batches,
 )
 
 FOUR: dict[str, Any] = {
@@ -55,13 +54,14 @@ def test_training_equals_the_plain_loop(tmp_path: Path) -> None:
             linear = mine.dim() == 2 and name not in ("embedding.weight", "positions")
             parameter.copy_(mine.T if linear else mine)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.1)
+    tokens = torch.from_numpy(corpus().train.astype(np.int32))
     losses = []
     for step in range(config.num_steps):
-        windows = torch.from_numpy(
-            training_batch(corpus().train, 5, step, config.batch_size, config.context_length)
-        )
-        losses.append(train_step(reference, optimizer, windows[:, :-1], windows[:, 1:]))
+        offsets = training_offsets(len(tokens), 5, step, config.batch_size, config.context_length)
+        batch = windows(tokens, torch.from_numpy(offsets), config.context_length)
+        losses.append(train_step(reference, optimizer, batch[:, :-1], batch[:, 1:]))
         trainer.train_step()
+    trainer.synchronize()
     # Summed in another order: 30 steps leave a relative difference of a few 1e-6.
     mean = trainer.members[0].train_loss_sum / config.num_steps
     assert mean == pytest.approx(sum(losses) / len(losses), rel=1e-5)
@@ -180,32 +180,3 @@ def test_checkpoints_are_offered_by_wall_time(tmp_path: Path) -> None:
     trained(planned, save=never.append, save_seconds=1e9)
     assert len(often) == 20
     assert never == []
-
-
-def test_batches_depend_on_seed_and_step_alone() -> None:
-    tokens = np.arange(1000, dtype=np.uint16)
-    batch = training_batch(tokens, 3, 17, batch_size=8, context_length=10)
-    assert (batch == training_batch(tokens, 3, 17, batch_size=8, context_length=10)).all()
-    assert (batch != training_batch(tokens, 3, 18, batch_size=8, context_length=10)).any()
-    assert (batch != training_batch(tokens, 4, 17, batch_size=8, context_length=10)).any()
-    assert (np.diff(batch, axis=1) == 1).all()
-    assert batch.shape == (8, 11)
-
-
-def test_training_windows_reach_both_ends_of_the_text() -> None:
-    tokens = np.arange(12, dtype=np.uint16)
-    seen = {
-        int(token)
-        for step in range(50)
-        for token in training_batch(tokens, 1, step, batch_size=4, context_length=10).flat
-    }
-    assert seen == set(range(12))
-
-
-def test_validation_windows_are_spread_evenly_over_the_text() -> None:
-    batches = validation_batches(np.arange(1000, dtype=np.uint16), 3, 4, context_length=9)
-    starts = batches[:, :, 0].flatten()
-    assert batches.shape == (3, 4, 10)
-    assert starts[0] == 0
-    assert batches[-1, -1, -1] == 999
-    assert np.diff(starts).min() >= np.diff(starts).max() - 1

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from triplu_ray.config import RunConfig, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, load_corpus
-from triplu_ray.environment import WORKER_ENVIRONMENT
+from triplu_ray.environment import worker_environment
 from triplu_ray.plan import Cohort, CorpusFacts, PlannedRun
 
 ROUNDS, STEPS = 15, 10
@@ -47,9 +47,9 @@ def measure(variant: str, rounds: int = ROUNDS, steps: int = STEPS) -> dict[str,
     contestants = {
         "reference": _Contestant(variant, "reference", plain, steps),
         "engine": _Contestant(variant, "engine", plain, steps),
-        "worker": _Contestant(variant, "engine", WORKER_ENVIRONMENT, steps),
-        "second worker": _Contestant(variant, "engine", WORKER_ENVIRONMENT, steps),
-        "cohort of 4": _Contestant(variant, "cohort of 4", WORKER_ENVIRONMENT, steps),
+        "worker": _Contestant(variant, "engine", worker_environment(), steps),
+        "second worker": _Contestant(variant, "engine", worker_environment(), steps),
+        "cohort of 4": _Contestant(variant, "cohort of 4", worker_environment(), steps),
     }
     alone = ("reference", "engine", "worker", "cohort of 4")
     seconds: dict[str, list[float]] = {name: [] for name in (*alone, "both workers")}

@@ -17,7 +17,7 @@ from triplu_ray.config import FFN_KEYS, VARIANTS, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
-from triplu_ray.progress import SweepProgress, duration
+from triplu_ray.progress import duration
 from triplu_ray.space import Space, load_space
 from triplu_ray.store import Store
 
@@ -166,8 +166,7 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
 
     from triplu_ray.raytune import sweep
 
-    with SweepProgress(stderr, plan.cohorts) as progress:
-        outcome = sweep(plan, corpora, store, progress)
+    outcome = sweep(plan, corpora, store, stderr)
     for failed in outcome.failed:
         stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
     if outcome.interrupted:

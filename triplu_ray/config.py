@@ -1,5 +1,6 @@
 """One run's configuration, fully resolved, and its identity."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,8 +20,8 @@ from pydantic import (
 from triplu_ray.corpus import CorpusName, CorpusSource
 from triplu_ray.errors import UserError, brief
 from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
-from triplu_ray.model import Initialization, ModelShape
-from triplu_ray.optim import Decay, Schedule
+from triplu_ray.model import Initialization, ModelShape, Precision
+from triplu_ray.optim import Decay, Schedule, schedule_factor
 
 SCHEMA_VERSION = 1
 """Part of every run's id; raised when a key is added or changes its meaning."""
@@ -68,7 +69,7 @@ class RunConfig(BaseModel):
     eval_interval: PositiveInt = 250
     eval_batches: PositiveInt = 50
     seed: NonNegativeInt = 1
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "RunConfig":
@@ -112,6 +113,17 @@ class RunConfig(BaseModel):
         """Token positions of one update."""
         return self.batch_size * self.context_length
 
+    def learning_rate_factor(self, step: int) -> float:
+        """The learning rate of an update (from 0) over its peak."""
+        return schedule_factor(
+            self.schedule,
+            step,
+            num_steps=self.num_steps,
+            warmup_steps=self.warmup_steps,
+            decay_fraction=self.decay_fraction,
+            final_ratio=self.final_learning_rate_ratio,
+        )
+
     def run_id(self, corpus_sha256: str) -> str:
         """Hash of everything that decides the result: equal runs are the same run everywhere.
 
@@ -124,10 +136,17 @@ class RunConfig(BaseModel):
     @property
     def cohort_key(self) -> str:
         """Equal for runs that can be members of one cohort."""
-        shared = self.model_dump(exclude={"seed", "learning_rate", "weight_decay"})
-        for key in self.ffn.per_member:
-            del shared["ffn"][key]
+        ignored = {"seed", "learning_rate", "weight_decay"}
+        shared = self.model_dump(exclude={*ignored, "ffn"}) | {"ffn": self._ffn_structure()}
         return json.dumps(shared, sort_keys=True)
+
+    def code_key(self, vocab_size: int, members: int) -> str:
+        """Equal for cohorts whose losses and gradients are computed by the same code."""
+        shape = dataclasses.asdict(self.shape(vocab_size))
+        return short_hash([self._ffn_structure(), shape, self.batch_size, members, self.precision])
+
+    def _ffn_structure(self) -> dict[str, Any]:
+        return self.ffn.model_dump(exclude=set(self.ffn.per_member))
 
     @property
     def pair_key(self) -> str:

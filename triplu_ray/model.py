@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from triplu_ray.ffn import FeedForwardConfig
@@ -23,6 +24,10 @@ from triplu_ray.stacked import (
 
 Initialization = Literal["normal", "mingpt"]
 """`normal`: all weights N(0, 0.02). `mingpt`: output projections scaled by 1/sqrt(2 num_layers)."""
+
+Precision = Literal["fp32", "bf16", "tf32"]
+"""Of matrix products and activations; weights, residual stream, norms, softmax statistics and loss
+are fp32 in each. `tf32` rounds the factors of products inside a GPU only."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,19 @@ class Block(Stacked):
     """Attention and feed-forward layer, each on a normed copy of the residual stream."""
 
     def __init__(
-        self, ffns: Sequence[FeedForwardConfig], shape: ModelShape, output_std: float
+        self,
+        ffns: Sequence[FeedForwardConfig],
+        shape: ModelShape,
+        output_std: float,
+        dtype: torch.dtype,
     ) -> None:
         members, width = len(ffns), shape.d_model
         super().__init__(members)
-        self.attention_norm = LayerNorm(members, width)
+        self.attention_norm = LayerNorm(members, width, dtype)
         self.attention = CausalSelfAttention(
             members, width, shape.num_heads, shape.context_length, output_std=output_std
         )
-        self.ffn_norm = LayerNorm(members, width)
+        self.ffn_norm = LayerNorm(members, width, dtype)
         self.ffn = ffns[0].build(ffns, width, shape.hidden, output_std)
 
     def forward(self, x: Tensor, time: int) -> Tensor:
@@ -81,14 +90,18 @@ class Decoder(Stacked):
         ffns: Sequence[FeedForwardConfig],
         shape: ModelShape,
         initialization: Initialization = "normal",
+        precision: Precision = "fp32",
     ) -> None:
         members, width = len(ffns), shape.d_model
         super().__init__(members)
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         output_std = 0.02 / (2 * shape.num_layers) ** 0.5 if initialization == "mingpt" else 0.02
         self.embedding = Embedding(members, shape.vocab_size, width)
         self.positions = self.declare("positions", (shape.context_length, width), constant(0.0))
-        self.blocks = nn.ModuleList(Block(ffns, shape, output_std) for _ in range(shape.num_layers))
-        self.norm = LayerNorm(members, width)
+        self.blocks = nn.ModuleList(
+            Block(ffns, shape, output_std, dtype) for _ in range(shape.num_layers)
+        )
+        self.norm = LayerNorm(members, width, dtype)
         self.head = Linear(members, width, shape.vocab_size)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -44,20 +44,19 @@ class MemberAdamW:
     """One torch AdamW over the rows of a stacked model, each with its own rate, decay and clip.
 
     Moves the model's parameters into the buffer `values` `[members, size]`, of which they are views
-    from then on; `gradients` is the buffer of their gradients.
+    from then on; `gradients` is the buffer of their gradients. All that an update reads and writes
+    stays where it is in memory, as a CUDA graph needs it.
     """
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        learning_rates: Sequence[float],
         weight_decays: Sequence[float],
         betas: tuple[float, float],
         decay: Decay,
         gradient_clip: float,
     ) -> None:
-        self.learning_rates = list(learning_rates)
         self.gradient_clip = gradient_clip
         named = list(model.named_parameters())
         decayed = [p for name, p in named if decay == "all" or _is_matrix(name, p)]
@@ -68,21 +67,27 @@ class MemberAdamW:
         sizes = [p[0].numel() for p in self._parameters]
         self._gradient_parts = torch.split(self.gradients, sizes, dim=1)
 
+        on_gpu = self.values.is_cuda
+        dtype = torch.float32 if on_gpu else torch.float64  # what the fused kernels read
+        self.rates = torch.zeros(len(self.values), dtype=dtype, device=self.values.device)
+        """Learning rates of the next update `[M]`."""
+
         # A member's row is one tensor to AdamW, or two: what decays and what does not.
         boundaries = [sum(sizes[: len(decayed)])] if decayed and spared else []
         ends = [*boundaries, self.values.shape[1]]
-        self._slices = [slice(a, b) for a, b in zip([0, *boundaries], ends, strict=True)]
-        rates = [1.0] * bool(decayed) + [0.0] * bool(spared)
-        self._rows = [[row[part] for part in self._slices] for row in self.values]
+        slices = [slice(a, b) for a, b in zip([0, *boundaries], ends, strict=True)]
+        shares = [1.0] * bool(decayed) + [0.0] * bool(spared)
+        self._rows = [[row[part] for part in slices] for row in self.values]
         groups = [
-            {"params": [row], "weight_decay": weight_decays[member] * rate, "member": member}
-            for member, rows in enumerate(self._rows)
-            for row, rate in zip(rows, rates, strict=True)
+            {"params": [row], "weight_decay": weight_decays[member] * share, "lr": rate}
+            for member, (rows, rate) in enumerate(zip(self._rows, self.rates, strict=True))
+            for row, share in zip(rows, shares, strict=True)
         ]
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)
+        self._adamw = torch.optim.AdamW(groups, betas=betas, fused=True, capturable=on_gpu)
         for member, rows in enumerate(self._rows):
-            for row, part in zip(rows, self._slices, strict=True):
+            for row, part in zip(rows, slices, strict=True):
                 row.grad = self.gradients[member, part]
+        self._allocate_moments()
 
     def backward(self, losses: Tensor) -> None:
         """Set `gradients` to those of the members' losses `[M]`; members share nothing."""
@@ -90,23 +95,27 @@ class MemberAdamW:
         for gradient, part in zip(self._gradient_parts, parts, strict=True):
             gradient.copy_(part.reshape(gradient.shape))
 
-    def stop(self, member: int) -> None:
-        """Leave a member's parameters as they are from now on."""
-        for row in self._rows[member]:
-            row.grad = None
-
     def clip(self) -> Tensor:
         """Scale each member's gradient to the norm `gradient_clip` at most; norms before `[M]`."""
-        # Row by row: a reduction over the whole buffer would depend on the number of members.
-        norms = torch.stack([row.norm() for row in self.gradients])
+        if self.gradients.is_cuda:
+            norms: Tensor = torch.linalg.vector_norm(self.gradients, dim=1)
+        else:
+            # Row by row: the bits of one reduction would depend on the number of members.
+            norms = torch.stack([row.norm() for row in self.gradients])
         self.gradients.mul_((self.gradient_clip / (norms + 1e-6)).clamp(max=1.0)[:, None])
         return norms
 
-    def step(self, factor: float) -> None:
-        """Update with the peak learning rates times `factor`."""
-        for group in self._adamw.param_groups:
-            group["lr"] = self.learning_rates[group["member"]] * factor
+    def step(self, moving: Tensor) -> None:
+        """Update the members of the mask `moving` `[M]` with `rates`; leave the others alone."""
+        self.gradients.masked_fill_(~moving[:, None], 0.0)
+        self.rates.mul_(moving)
         self._adamw.step()
+
+    def _allocate_moments(self) -> None:
+        """Let AdamW make its state, by an update that changes nothing."""
+        self._adamw.step()
+        for state in self._adamw.state.values():
+            state["step"].zero_()
 
     def state(self) -> dict[str, Tensor]:
         """Everything an exact continuation needs: parameters, moments, update counts."""
@@ -119,15 +128,8 @@ class MemberAdamW:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on from `state()`."""
-        self.values.copy_(state["values"])
-        for member, rows in enumerate(self._rows):
-            for part, row in enumerate(rows):
-                ending = f".{member}.{part}"
-                self._adamw.state[row] = {
-                    name.removesuffix(ending): tensor.to(row.device, copy=True)
-                    for name, tensor in state.items()
-                    if name.endswith(ending)
-                }
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:

@@ -2,10 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -13,11 +13,8 @@ from triplu_ray.config import FFN_KEYS, RunConfig, explain, ffn_keys_of, resolve
 from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
+from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND, Machine, cohort_size, compiling_pays
 from triplu_ray.space import Axis, Block, Space
-
-ASSUMED_FLOPS_PER_SECOND = 8e10
-"""Of one worker, where the store has no run to tell: one core of a recent server, fp32."""
-
 
 MAX_COMBINATIONS = 1_000_000
 """Of one block; more is a slip, and would take minutes to list."""
@@ -95,6 +92,12 @@ class Cohort:
         """Depends on its members alone."""
         return short_hash(sorted(run.run_id for run in self.runs))
 
+    @cached_property
+    def code_key(self) -> str:
+        """Equal for cohorts that run the same code."""
+        first = self.runs[0]
+        return first.config.code_key(first.corpus.vocab_size, len(self.runs))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -116,6 +119,24 @@ class Plan:
     def missing(self) -> tuple[PlannedRun, ...]:
         """Runs that a sweep would train."""
         return tuple(run for run in self.runs if run.run_id not in self.done)
+
+    def on(self, machine: Machine) -> "Plan":
+        """The same runs in cohorts that suit the machine."""
+        limit = self.space.header.cohort
+        return replace(self, cohorts=_form_cohorts(self.runs, limit, self.done, machine))
+
+    def compiled_cohorts(self, machine: Machine) -> frozenset[str]:
+        """Ids of the cohorts whose code is worth compiling."""
+        flops: dict[str, int] = {}
+        for cohort in self.cohorts:
+            work = sum(run.training_flops for run in cohort.runs)
+            flops[cohort.code_key] = flops.get(cohort.code_key, 0) + work
+        return frozenset(
+            cohort.cohort_id
+            for cohort in self.cohorts
+            for config in [cohort.runs[0].config]
+            if compiling_pays(config.precision, config.num_layers, flops[cohort.code_key], machine)
+        )
 
     def axes(self) -> list[str]:
         """Keys that some grid of the space varies."""
@@ -144,8 +165,11 @@ class Plan:
 
     def estimated_seconds(self, workers: int, flops_per_second: float | None) -> float:
         """Training time of the missing runs, at a rate measured before or else assumed."""
-        work = sum(run.training_flops for run in self.missing)
-        return work / (flops_per_second or ASSUMED_FLOPS_PER_SECOND) / workers
+        seconds = (
+            run.training_flops / (flops_per_second or EAGER_FLOPS_PER_SECOND[run.config.precision])
+            for run in self.missing
+        )
+        return sum(seconds) / workers
 
 
 def make_plan(
@@ -166,13 +190,16 @@ def make_plan(
         space,
         baseline and baseline[0].label,
         tuple(runs.values()),
-        _form_cohorts(runs.values(), space.header.cohort, finished),
+        _form_cohorts(tuple(runs.values()), space.header.cohort, finished, Machine()),
         finished.intersection(runs),
     )
 
 
 def _form_cohorts(
-    runs: Iterable[PlannedRun], size: int, finished: frozenset[str]
+    runs: Sequence[PlannedRun],
+    limit: int | Literal["auto"],
+    finished: frozenset[str],
+    machine: Machine,
 ) -> tuple[Cohort, ...]:
     """Unfinished runs in cohorts of a size at most; those of a pair follow one another.
 
@@ -184,10 +211,22 @@ def _form_cohorts(
         groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
         place.setdefault(run.config.pair_key, len(place))
     # Cut before finished runs are left out: what remains of a cohort keeps its members.
-    chunks = (group[i : i + size] for group in groups.values() for i in range(0, len(group), size))
+    chunks: list[list[PlannedRun]] = []
+    for group in groups.values():
+        size = limit
+        if size == "auto":
+            size = cohort_size(group[0].config, group[0].corpus.vocab_size, len(runs), machine)
+        chunks += (list(chunk) for chunk in _evenly(group, size))
     unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
     cohorts = [Cohort(chunk) for chunk in unfinished if chunk]
     return tuple(sorted(cohorts, key=lambda cohort: place[cohort.runs[0].config.pair_key]))
+
+
+def _evenly(group: Sequence[PlannedRun], size: int) -> Iterator[Sequence[PlannedRun]]:
+    """As few chunks of at most a size as possible, as even as possible."""
+    chunks = math.ceil(len(group) / size)
+    cuts = [len(group) * i // chunks for i in range(chunks + 1)]
+    return (group[a:b] for a, b in itertools.pairwise(cuts))
 
 
 def expand(block: Block, where: str) -> Iterator[dict[str, Any]]:

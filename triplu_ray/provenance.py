@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
     return {"triplu_ray": __version__, "python": platform.python_version(), **libraries}
 
 
-def hardware(device: str, num_threads: int, members: int) -> str:
+def hardware(device: str, num_threads: int, members: int, *, compiled: bool) -> str:
     """What a cohort ran on, in a few words."""
     if device.startswith("cuda"):
         import torch
@@ -50,7 +50,7 @@ def hardware(device: str, num_threads: int, members: int) -> str:
         place = torch.cuda.get_device_name(device)
     else:
         place = f"{_processor()}, {num_threads} thread{'s' * (num_threads != 1)}"
-    return f"{place}, cohort of {members}"
+    return f"{place}, cohort of {members}, {'compiled' if compiled else 'eager'}"
 
 
 def _processor() -> str:

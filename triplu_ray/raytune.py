@@ -13,7 +13,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,16 @@ import ray
 import torch
 from ray import tune
 from ray.tune.experiment import Trial
+from rich.console import Console
 
 from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
-from triplu_ray.environment import WORKER_ENVIRONMENT
+from triplu_ray.environment import worker_environment
 from triplu_ray.errors import UserError
+from triplu_ray.execution import Abilities, abilities
 from triplu_ray.plan import Cohort, Plan
 from triplu_ray.progress import SweepProgress
+from triplu_ray.sizing import Machine
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer, train_cohort
 
@@ -61,23 +64,29 @@ def sweep(
     plan: Plan,
     corpora: Mapping[str, Corpus],
     store: Store,
-    progress: SweepProgress,
+    console: Console,
 ) -> SweepOutcome:
     """Train a plan's missing runs; `corpora` by their fingerprint.
 
     Uses the cluster that `RAY_ADDRESS` names, or else starts Ray on this machine. Raises UserError
-    if that cluster cannot be reached, or this machine can never grant what a cohort asks for.
+    if that cluster cannot be reached, this machine can never grant what a cohort asks for, or the
+    workers' hardware lacks what the precision or compilation needs.
     """
     started_at, started = datetime.now(UTC), time.monotonic()
     with _running_ray(plan), tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch:
         ray_start_seconds = time.monotonic() - started
-        callback = _Callback(progress)
-        tuner = _tuner(plan, corpora, store, callback, scratch)
+        can = _abilities(plan)
+        machine = Machine(_num_workers(plan), can.gpu_bytes)
+        plan = plan.on(machine)
+        compiled = _compiled_cohorts(plan, machine, can)
         interrupted = False
-        try:
-            tuner.fit()
-        except KeyboardInterrupt:
-            interrupted = True
+        with SweepProgress(console, plan.cohorts) as progress:
+            callback = _Callback(progress)
+            tuner = _tuner(plan, corpora, store, compiled, callback, scratch)
+            try:
+                tuner.fit()
+            except KeyboardInterrupt:
+                interrupted = True
     trained = store.finished_run_ids() & {run.run_id for run in plan.missing}
     failed = tuple(
         FailedCohort(cohort.cohort_id, run_ids, callback.failures[cohort.cohort_id])
@@ -116,7 +125,7 @@ def _running_ray(plan: Plan) -> Iterator[None]:
     try:
         ray.init(
             address=address or "local",
-            runtime_env={"env_vars": WORKER_ENVIRONMENT},
+            runtime_env={"env_vars": worker_environment()},
             log_to_driver=False,
             logging_level=logging.CRITICAL,
             **options,
@@ -151,10 +160,50 @@ def _check_reachable(address: str) -> None:
             ) from error
 
 
+def _abilities(plan: Plan) -> Abilities:
+    """What the workers' hardware can do; UserError if that is less than a precision needs."""
+    resources = plan.space.header.resources
+    precisions = sorted({run.config.precision for run in plan.missing})
+    device = _device(plan)
+    if os.environ.get("RAY_ADDRESS") or resources.gpu:
+        remote = ray.remote(num_cpus=resources.cpu, num_gpus=resources.gpu)(abilities)
+        can: Abilities = ray.get(remote.remote(precisions, device))
+    else:
+        can = abilities(precisions, device)
+    for precision, units in can.missing_units.items():
+        raise UserError(f"{plan.space.origin}: precision: {precision} needs {units}")
+    share = min(1.0, resources.gpu)
+    return replace(can, gpu_bytes=can.gpu_bytes and int(share * can.gpu_bytes))
+
+
+def _device(plan: Plan) -> str:
+    return "cuda" if plan.space.header.resources.gpu else "cpu"
+
+
+def _num_workers(plan: Plan) -> int:
+    """How many cohorts the cluster, as large as it is now, trains at a time."""
+    resources = plan.space.header.resources
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    asked = {"CPU": resources.cpu, "GPU": resources.gpu}
+    return max(1, min(int(there.get(key, 0) / share) for key, share in asked.items() if share))
+
+
+def _compiled_cohorts(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
+    wanted = plan.space.header.compile
+    if wanted is True and can.missing_compiler:
+        raise UserError(f"{plan.space.origin}: compile: on needs {can.missing_compiler}")
+    if wanted is False or can.missing_compiler:
+        return frozenset()
+    if wanted is True:
+        return frozenset(cohort.cohort_id for cohort in plan.cohorts)
+    return plan.compiled_cohorts(machine)
+
+
 def _tuner(
     plan: Plan,
     corpora: Mapping[str, Corpus],
     store: Store,
+    compiled: frozenset[str],
     callback: "_Callback",
     scratch: str,
 ) -> tune.Tuner:
@@ -166,7 +215,8 @@ def _tuner(
         space=header.name,
         store_location=store.location,
         num_threads=max(1, int(header.resources.cpu)),
-        device="cuda" if header.resources.gpu else "cpu",
+        device=_device(plan),
+        compiled=compiled,
         git_sha=provenance.git_sha(),
         checkpoint_seconds=header.checkpoint_seconds,
     )
@@ -195,6 +245,8 @@ class SweepJob:
     store_location: str
     num_threads: int
     device: str
+    compiled: frozenset[str]
+    """Ids of the cohorts that run compiled code."""
     git_sha: str | None
     checkpoint_seconds: float
 
@@ -224,11 +276,13 @@ class CohortTrainable(tune.Trainable):
         self._start_seconds: float | None = None
         self._cohort = self._job.cohorts[cohort_id]
         corpus = self._job.corpora[str(self._cohort.runs[0].corpus.sha256)]
-        self._trainer = CohortTrainer(self._cohort, corpus, self._job.device)
+        compiled = cohort_id in self._job.compiled
+        self._trainer = CohortTrainer(self._cohort, corpus, self._job.device, compiled=compiled)
         checkpoint = self._store.read_checkpoint(cohort_id)
         if checkpoint is not None:
             self._trainer.restore(checkpoint)
         self._first_step = self._trainer.step
+        self._trainer.prepare()
         self._stored = False
         self._events = train_cohort(
             self._trainer, save=self._save, save_seconds=self._job.checkpoint_seconds
@@ -274,7 +328,9 @@ class CohortTrainable(tune.Trainable):
                 "peak_memory_mib": provenance.peak_memory_mib(),
                 "git_sha": job.git_sha,
                 "versions": json.dumps(provenance.versions()),
-                "hardware": provenance.hardware(job.device, job.num_threads, len(runs)),
+                "hardware": provenance.hardware(
+                    job.device, job.num_threads, len(runs), compiled=self._trainer.compiled
+                ),
                 "finished_at": datetime.now(UTC),
             }
             self._store.write_run(row, [vars(evaluation) for evaluation in member.evaluations])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import yaml
 from pydantic import (
@@ -67,8 +67,10 @@ class Header(BaseModel):
     """Validation losses for the tables of tokens-, FLOPs- and seconds-to-target."""
     vocab_size: PositiveInt | None = None
     """What the corpus must have; lets `plan` count parameters before the corpus is there."""
-    cohort: PositiveInt = 1
-    """Runs trained in one process at the most."""
+    cohort: PositiveInt | Literal["auto"] = "auto"
+    """Runs trained in one process at the most; `auto` see `sizing.cohort_size`."""
+    compile: bool | Literal["auto"] = "auto"
+    """`on`, `off` (YAML's words for true and false), or if it pays: `sizing.compiling_pays`."""
     resources: Resources = Resources()
     max_failures: NonNegativeInt = 3
     """How often a failed cohort is tried again."""

@@ -60,7 +60,7 @@ RUN_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "corpus_sha256": (pa.string(), "fingerprint of tokenizer, training and validation text"),
     "git_sha": (pa.string(), "commit of the code, with + if the tree was changed; or null"),
     "versions": (pa.string(), "versions of project, Python and libraries, JSON"),
-    "hardware": (pa.string(), "device, threads and members of the cohort"),
+    "hardware": (pa.string(), "device, threads, members of the cohort, compiled or eager"),
     "finished_at": (pa.timestamp("us", tz="UTC"), "when the row was written"),
 }
 

@@ -6,6 +6,7 @@ M members, B batch, T time
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,14 +14,24 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from triplu_ray.batches import training_offsets, validation_offsets, windows
 from triplu_ray.corpus import Corpus
+from triplu_ray.execution import (
+    Losses,
+    captured,
+    compiled_losses,
+    member_losses,
+    set_matmul_precision,
+)
 from triplu_ray.model import Decoder
-from triplu_ray.optim import MemberAdamW, schedule_factor
+from triplu_ray.optim import MemberAdamW
 from triplu_ray.plan import Cohort
-from triplu_ray.stacked import cross_entropy, initialize, keyed_generator
+from triplu_ray.stacked import initialize
+
+STEPS_AHEAD = 64
+"""Whose batches are drawn and uploaded at once."""
 
 
 @dataclass
@@ -63,41 +74,65 @@ class Progress:
 
 
 class CohortTrainer:
-    """A cohort's models, optimizer and results, advanced step by step."""
+    """A cohort's models, optimizer and results, advanced step by step.
 
-    def __init__(self, cohort: Cohort, corpus: Corpus, device: str = "cpu") -> None:
+    On a GPU nothing waits for the device between two calls of `synchronize`: texts and batches lie
+    there, and an update is one CUDA graph. `compiled` says whether losses and gradients are
+    compiled code, see `execution.CompiledLosses`.
+    """
+
+    def __init__(
+        self, cohort: Cohort, corpus: Corpus, device: str = "cpu", *, compiled: bool = False
+    ) -> None:
         self.configs = [run.config for run in cohort.runs]
         self.config = self.configs[0]  # members agree in all that is read from here
         self.device = torch.device(device)
-        self.train_tokens = corpus.train
-        self.validation = validation_batches(
-            corpus.validation,
-            self.config.eval_batches,
-            self.config.batch_size,
-            self.config.context_length,
+        self.compiled = compiled
+        config, members = self.config, len(self.configs)
+        set_matmul_precision(config.precision)
+        self.train_tokens = torch.from_numpy(corpus.train.astype(np.int32)).to(self.device)
+        validation = torch.from_numpy(corpus.validation.astype(np.int32)).to(self.device)
+        offsets = validation_offsets(
+            len(validation), config.eval_batches, config.batch_size, config.context_length
         )
-        self.model = Decoder(
-            [config.ffn for config in self.configs],
-            self.config.shape(len(corpus.vocabulary)),
-            self.config.initialization,
+        self.validation = windows(
+            validation, torch.from_numpy(offsets).to(self.device), config.context_length
         )
+        """`[eval_batches, B, T + 1]`."""
+        shape = config.shape(len(corpus.vocabulary))
+        ffns = [config.ffn for config in self.configs]
+        self.model = Decoder(ffns, shape, config.initialization, config.precision)
         initialize(self.model, [config.seed for config in self.configs])
         self.model.to(self.device)
         self.optimizer = MemberAdamW(
             self.model,
-            learning_rates=[config.learning_rate for config in self.configs],
             weight_decays=[config.weight_decay for config in self.configs],
-            betas=(self.config.beta1, self.config.beta2),
-            decay=self.config.decay,
-            gradient_clip=self.config.gradient_clip,
+            betas=(config.beta1, config.beta2),
+            decay=config.decay,
+            gradient_clip=config.gradient_clip,
         )
+        self._losses: Losses = member_losses
+        if compiled:
+            name = config.code_key(shape.vocab_size, members)
+            self._losses = compiled_losses(name, device)
+
         self.members = [MemberState(run.run_id) for run in cohort.runs]
         self.best_values = self.optimizer.values.clone()
         """Each member's parameters at its lowest validation loss `[M, size]`."""
         self.step = 0
         self.seconds = 0.0
-        """Time in training steps, evaluations and checkpoints excluded."""
+        """Time in training steps; evaluations, checkpoints and compilation excluded."""
         self.resumes = 0
+
+        # What an update reads and notes, in place: where it runs is not where it is read.
+        empty = torch.zeros(members, config.batch_size, dtype=torch.int64, device=self.device)
+        self._offsets = empty
+        self._moving = torch.ones(members, dtype=torch.bool, device=self.device)
+        self._steps_moved = torch.zeros(members, dtype=torch.int64, device=self.device)
+        self._loss_sums = torch.zeros(members, dtype=torch.float64, device=self.device)
+        self._loss_counts = torch.zeros(members, dtype=torch.int64, device=self.device)
+        self._ahead: deque[tuple[Tensor, Tensor]] = deque()
+        self._run_update: Callable[[], None] | None = None
 
     @property
     def running(self) -> bool:
@@ -105,69 +140,99 @@ class CohortTrainer:
         diverged = all(member.diverged_step is not None for member in self.members)
         return self.step < self.config.num_steps and not diverged
 
+    def prepare(self) -> None:
+        """Compile, or capture, an update: what takes time once, before the first step."""
+        self._look_ahead()
+        if self.device.type == "cuda":
+            self._offsets.copy_(self._ahead[0][0])
+            noted = [self._moving, self._steps_moved, self._loss_sums, self._loss_counts]
+            state = [*noted, self.optimizer.gradients, *self.optimizer.state().values()]
+            self._run_update = captured(self._update, state)
+        else:
+            if self.compiled:
+                self._offsets.copy_(self._ahead[0][0])
+                self.optimizer.backward(self._training_losses())
+            self._run_update = self._update
+
     def train_step(self) -> None:
         """One update of every member that has not diverged."""
+        if self._run_update is None:
+            self.prepare()
+        assert self._run_update is not None
         started = time.perf_counter()
-        factor = schedule_factor(
-            self.config.schedule,
-            self.step,
-            num_steps=self.config.num_steps,
-            warmup_steps=self.config.warmup_steps,
-            decay_fraction=self.config.decay_fraction,
-            final_ratio=self.config.final_learning_rate_ratio,
-        )
-        windows = np.stack(
-            [
-                training_batch(
-                    self.train_tokens,
-                    config.seed,
-                    self.step,
-                    config.batch_size,
-                    config.context_length,
-                )
-                for config in self.configs
-            ]
-        )
-        losses = self._losses(torch.from_numpy(windows).to(self.device))
-        self.optimizer.backward(losses)
-        norms = self.optimizer.clip()
+        if not self._ahead:
+            self._look_ahead()
+        offsets, rates = self._ahead.popleft()
+        self._offsets.copy_(offsets)
+        self.optimizer.rates.copy_(rates)
+        self._run_update()
         self.step += 1
-        for index, (loss, norm) in enumerate(zip(losses.tolist(), norms.tolist(), strict=True)):
-            self._record_training_loss(index, loss, norm)
-        self.optimizer.step(factor)
         self.seconds += time.perf_counter() - started
 
-    @torch.no_grad()
+    def _look_ahead(self) -> None:
+        """Upload the batches and learning rates of the steps that come next."""
+        steps = range(self.step, min(self.step + STEPS_AHEAD, self.config.num_steps))
+        config, length = self.config, len(self.train_tokens)
+        offsets = [
+            [
+                training_offsets(length, c.seed, step, config.batch_size, config.context_length)
+                for c in self.configs
+            ]
+            for step in steps
+        ]
+        factors = np.array([config.learning_rate_factor(step) for step in steps])
+        rates = factors[:, None] * np.array([c.learning_rate for c in self.configs])
+        uploaded = torch.from_numpy(np.array(offsets)).to(self.device)
+        self._ahead = deque(zip(uploaded, torch.from_numpy(rates).to(self.device), strict=True))
+
+    def _training_losses(self) -> Tensor:
+        batch = windows(self.train_tokens, self._offsets, self.config.context_length)
+        return self._losses(self.model, batch)
+
+    def _update(self) -> None:
+        """Losses, gradients, clip, AdamW. Runs on the device alone; `synchronize` reads of it."""
+        losses = self._training_losses()
+        self.optimizer.backward(losses)
+        norms = self.optimizer.clip()
+        losses = losses.detach()
+        self._moving &= losses.isfinite() & norms.isfinite()
+        self._steps_moved += self._moving
+        self._loss_counts += self._moving
+        self._loss_sums += torch.where(self._moving, losses, 0.0)
+        self.optimizer.step(self._moving)
+
+    def synchronize(self) -> None:
+        """Wait for the device and take over what it has noted."""
+        started = time.perf_counter()
+        moved = self._steps_moved.tolist()
+        self.seconds += time.perf_counter() - started
+        moving, counts = self._moving.tolist(), self._loss_counts.tolist()
+        for index, loss_sum in enumerate(self._loss_sums.tolist()):
+            member = self.members[index]
+            member.train_loss_sum, member.train_loss_steps = loss_sum, counts[index]
+            if not moving[index] and member.diverged_step is None:
+                member.diverged_step = moved[index] + 1
+
     def evaluate(self) -> tuple[Evaluation, ...]:
         """Mean loss over the validation batches of every member that has not diverged."""
-        total = torch.zeros(len(self.members), dtype=torch.float64)
-        for windows in self.validation:
-            batch = torch.from_numpy(windows).to(self.device)
-            total += self._losses(batch.expand(len(self.members), -1, -1)).double().cpu()
+        self.synchronize()
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
+        # Compiled code keeps one graph, that of the training step, whose forward half this is.
+        with torch.set_grad_enabled(self.compiled):
+            for batch in self.validation:
+                batch = batch.repeat(len(self.members), 1, 1)
+                total += self._losses(self.model, batch).detach()
         means = (total / len(self.validation)).tolist()
         evaluations = (self._record_evaluation(i, loss) for i, loss in enumerate(means))
         return tuple(evaluation for evaluation in evaluations if evaluation)
-
-    def _losses(self, windows: Tensor) -> Tensor:
-        """Mean next-token loss of each member `[M]` on windows `[M, B, T + 1]`."""
-        return cross_entropy(self.model(windows[..., :-1]), windows[..., 1:].flatten(1))
-
-    def _record_training_loss(self, index: int, loss: float, gradient_norm: float) -> None:
-        member = self.members[index]
-        if member.diverged_step is not None:
-            return
-        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
-            self._stop(index)
-            return
-        member.train_loss_sum += loss
-        member.train_loss_steps += 1
 
     def _record_evaluation(self, index: int, loss: float) -> Evaluation | None:
         member = self.members[index]
         if member.diverged_step is not None:
             return None
         if not math.isfinite(loss):
-            self._stop(index)
+            member.diverged_step = self.step
+            self._moving[index] = False
             return None
         steps = member.train_loss_steps
         evaluation = Evaluation(
@@ -179,6 +244,7 @@ class CohortTrainer:
             train_loss=member.train_loss_sum / steps if steps else None,
             seconds=self.seconds / len(self.members),
         )
+        self._loss_sums[index], self._loss_counts[index] = 0.0, 0
         member.train_loss_sum, member.train_loss_steps = 0.0, 0
         member.evaluations.append(evaluation)
         member.last_val_loss = loss
@@ -187,12 +253,9 @@ class CohortTrainer:
             self.best_values[index] = self.optimizer.values[index]
         return evaluation
 
-    def _stop(self, index: int) -> None:
-        self.members[index].diverged_step = self.step
-        self.optimizer.stop(index)
-
     def checkpoint(self) -> bytes:
         """Everything an exact continuation needs, in a format that executes nothing when read."""
+        self.synchronize()
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -217,9 +280,14 @@ class CohortTrainer:
         self.members = []
         for index, member in enumerate(state["members"]):
             rows = [Evaluation(**row) for row in member.pop("evaluations")]
-            self.members.append(MemberState(**member, evaluations=rows))
-            if self.members[index].diverged_step is not None:
-                self.optimizer.stop(index)
+            restored = MemberState(**member, evaluations=rows)
+            self.members.append(restored)
+            diverged = restored.diverged_step
+            self._moving[index] = diverged is None
+            self._steps_moved[index] = self.step if diverged is None else diverged - 1
+            self._loss_sums[index] = restored.train_loss_sum
+            self._loss_counts[index] = restored.train_loss_steps
+        self._ahead.clear()
 
     def summaries(self) -> list[dict[str, Any]]:
         """The columns of the table `runs` that training decides, one row a member."""
@@ -267,6 +335,7 @@ def train_cohort(
         best = min(losses, default=None)
         return Progress(trainer.step, trainer.config.num_steps, evaluations, best, rate)
 
+    trainer.prepare()
     if trainer.step == 0:
         yield progress(trainer.evaluate())
     while trainer.running:
@@ -275,35 +344,8 @@ def train_cohort(
         if last or trainer.step % trainer.config.eval_interval == 0:
             yield progress(trainer.evaluate())
         elif time.monotonic() - told >= progress_seconds:
+            trainer.synchronize()
             yield progress(())
         if save is not None and time.monotonic() - saved >= save_seconds:
             save(trainer.checkpoint())
             saved = time.monotonic()
-
-
-def training_batch(
-    tokens: NDArray[np.uint16], seed: int, step: int, batch_size: int, context_length: int
-) -> NDArray[np.int64]:
-    """Windows `[B, T + 1]` that depend on (seed, step) alone: the same for every variant."""
-    generator = keyed_generator("batch", seed, step)
-    offsets = generator.integers(0, len(tokens) - context_length, size=batch_size)
-    return _windows(tokens, offsets, context_length)
-
-
-def validation_batches(
-    tokens: NDArray[np.uint16], num_batches: int, batch_size: int, context_length: int
-) -> NDArray[np.int64]:
-    """`[num_batches, B, T + 1]`, spread evenly over the text; the same at every evaluation."""
-    last = len(tokens) - context_length - 1
-    offsets = np.linspace(0, last, num_batches * batch_size).astype(np.int64)
-    windows = _windows(tokens, offsets, context_length)
-    return windows.reshape(num_batches, batch_size, context_length + 1)
-
-
-def _windows(
-    tokens: NDArray[np.uint16], offsets: NDArray[np.int64], context_length: int
-) -> NDArray[np.int64]:
-    windows: NDArray[np.int64] = tokens[offsets[:, None] + np.arange(context_length + 1)].astype(
-        np.int64
-    )
-    return windows
