@@ -49,8 +49,9 @@ OTHER: dict[str, Any] = {
     "eval_interval": 251,
     "eval_batches": 51,
     "seed": 2,
+    "precision": "bf16",
 }
-WITH_ONE_VALUE = {"tokenizer", "optimizer", "precision"}
+WITH_ONE_VALUE = {"tokenizer", "optimizer"}
 PLACES = {"train_file", "validation_file"}
 
 

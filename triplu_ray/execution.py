@@ -34,6 +34,8 @@ def missing_units(precision: Precision, device: str) -> str | None:
     if precision == "fp32":
         return None
     if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            return "a GPU"
         if torch.cuda.get_device_capability(device) >= (8, 0):
             return None
         return f"a GPU with {precision} units (this is a {torch.cuda.get_device_name(device)})"
@@ -75,7 +77,7 @@ class Abilities:
 def abilities(precisions: Iterable[Precision], device: str) -> Abilities:
     """Of the process that asks."""
     missing = {precision: missing_units(precision, device) for precision in precisions}
-    on_gpu = device.startswith("cuda")
+    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
     return Abilities(
         {precision: units for precision, units in missing.items() if units},
         missing_compiler(device),

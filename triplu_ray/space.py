@@ -15,6 +15,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     NonNegativeInt,
     PositiveInt,
@@ -48,6 +49,18 @@ class Resources(BaseModel):
     gpu: Annotated[NonNegative, AfterValidator(_share_or_whole)] = 0.0
 
 
+def _members(value: Any) -> Any:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError("expected a number of runs of at least 1, or auto")
+    return value
+
+
+def _switch(value: Any) -> Any:
+    if value != "auto" and type(value) is not bool:
+        raise ValueError("expected on, off or auto")
+    return value
+
+
 def _plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError("expected letters, digits, '.', '_' and '-'")
@@ -67,9 +80,9 @@ class Header(BaseModel):
     """Validation losses for the tables of tokens-, FLOPs- and seconds-to-target."""
     vocab_size: PositiveInt | None = None
     """What the corpus must have; lets `plan` count parameters before the corpus is there."""
-    cohort: PositiveInt | Literal["auto"] = "auto"
+    cohort: Annotated[int | Literal["auto"], BeforeValidator(_members)] = "auto"
     """Runs trained in one process at the most; `auto` see `sizing.cohort_size`."""
-    compile: bool | Literal["auto"] = "auto"
+    compile: Annotated[bool | Literal["auto"], BeforeValidator(_switch)] = "auto"
     """`on`, `off` (YAML's words for true and false), or if it pays: `sizing.compiling_pays`."""
     resources: Resources = Resources()
     max_failures: NonNegativeInt = 3

@@ -77,17 +77,24 @@ class CohortTrainer:
     """A cohort's models, optimizer and results, advanced step by step.
 
     On a GPU nothing waits for the device between two calls of `synchronize`: texts and batches lie
-    there, and an update is one CUDA graph. `compiled` says whether losses and gradients are
-    compiled code, see `execution.CompiledLosses`.
+    there, and an update is one CUDA graph (unless `capture` is off, which is for comparison).
+    `compiled` says whether losses and gradients are compiled code: `execution.CompiledLosses`.
     """
 
     def __init__(
-        self, cohort: Cohort, corpus: Corpus, device: str = "cpu", *, compiled: bool = False
+        self,
+        cohort: Cohort,
+        corpus: Corpus,
+        device: str = "cpu",
+        *,
+        compiled: bool = False,
+        capture: bool = True,
     ) -> None:
         self.configs = [run.config for run in cohort.runs]
         self.config = self.configs[0]  # members agree in all that is read from here
         self.device = torch.device(device)
         self.compiled = compiled
+        self._capture = capture and self.device.type == "cuda"
         config, members = self.config, len(self.configs)
         set_matmul_precision(config.precision)
         self.train_tokens = torch.from_numpy(corpus.train.astype(np.int32)).to(self.device)
@@ -143,14 +150,13 @@ class CohortTrainer:
     def prepare(self) -> None:
         """Compile, or capture, an update: what takes time once, before the first step."""
         self._look_ahead()
-        if self.device.type == "cuda":
-            self._offsets.copy_(self._ahead[0][0])
+        self._offsets.copy_(self._ahead[0][0])
+        if self._capture:
             noted = [self._moving, self._steps_moved, self._loss_sums, self._loss_counts]
             state = [*noted, self.optimizer.gradients, *self.optimizer.state().values()]
             self._run_update = captured(self._update, state)
         else:
             if self.compiled:
-                self._offsets.copy_(self._ahead[0][0])
                 self.optimizer.backward(self._training_losses())
             self._run_update = self._update
 

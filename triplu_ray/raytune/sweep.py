@@ -1,0 +1,145 @@
+"""From a plan to stored runs.
+
+Tune sees a single axis, the cohort's id; the store, not Tune's own state, says what is done.
+"""
+
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ray import tune
+from rich.console import Console
+
+from triplu_ray import provenance
+from triplu_ray.corpus import Corpus
+from triplu_ray.execution import Abilities
+from triplu_ray.plan import Plan
+from triplu_ray.progress import SweepProgress
+from triplu_ray.raytune.callback import SweepCallback
+from triplu_ray.raytune.cluster import device_of, machine_of, running_ray, worker_abilities
+from triplu_ray.raytune.trainable import CohortTrainable, SweepJob
+from triplu_ray.sizing import Machine
+from triplu_ray.store import Store
+
+
+@dataclass(frozen=True)
+class FailedCohort:
+    """A cohort that Tune gave up on."""
+
+    cohort_id: str
+    run_ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep came to."""
+
+    trained: int
+    """Runs stored by this sweep."""
+    failed: tuple[FailedCohort, ...]
+    interrupted: bool
+    """Whether it was stopped before all cohorts had ended."""
+
+
+def sweep(
+    plan: Plan,
+    corpora: Mapping[str, Corpus],
+    store: Store,
+    console: Console,
+) -> SweepOutcome:
+    """Train a plan's missing runs; `corpora` by their fingerprint.
+
+    Uses the cluster that `RAY_ADDRESS` names, or else starts Ray on this machine. Raises UserError
+    if that cluster cannot be reached, this machine can never grant what a cohort asks for, or the
+    workers' hardware lacks what the precision or compilation needs.
+    """
+    started_at, started = datetime.now(UTC), time.monotonic()
+    can = worker_abilities(plan)
+    with running_ray(plan), tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch:
+        ray_start_seconds = time.monotonic() - started
+        can = can or worker_abilities(plan)
+        assert can is not None  # Ray is there
+        machine = machine_of(plan, can)
+        plan = plan.on(machine)
+        compiled = _compiled_cohorts(plan, machine, can)
+        interrupted = False
+        with SweepProgress(console, plan.cohorts) as progress:
+            callback = SweepCallback(progress)
+            tuner = _tuner(plan, corpora, store, compiled, callback, scratch)
+            try:
+                tuner.fit()
+            except KeyboardInterrupt:
+                interrupted = True
+    trained = store.finished_run_ids() & {run.run_id for run in plan.missing}
+    failed = tuple(
+        FailedCohort(cohort.cohort_id, run_ids, callback.failures[cohort.cohort_id])
+        for cohort in plan.cohorts
+        for run_ids in [tuple(run.run_id for run in cohort.runs)]
+        if cohort.cohort_id in callback.failures
+    )
+    ended = callback.finished | callback.failures.keys()
+    interrupted = interrupted or len(ended) < len(plan.cohorts)
+    store.write_record(
+        f"sweeps/{started_at:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}",
+        {
+            "space": plan.space.header.name,
+            "started_at": started_at.isoformat(),
+            "wall_seconds": time.monotonic() - started,
+            "ray_start_seconds": ray_start_seconds,
+            "workers": callback.most_running,
+            "busy_seconds": callback.busy_seconds,
+            "trained": len(trained),
+            "failed": [vars(cohort) for cohort in failed],
+            "interrupted": interrupted,
+        },
+    )
+    return SweepOutcome(len(trained), failed, interrupted)
+
+
+def _compiled_cohorts(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
+    wanted = plan.space.header.compile
+    if wanted is False or can.missing_compiler:
+        return frozenset()
+    if wanted is True:
+        return frozenset(cohort.cohort_id for cohort in plan.cohorts)
+    return plan.compiled_cohorts(machine)
+
+
+def _tuner(
+    plan: Plan,
+    corpora: Mapping[str, Corpus],
+    store: Store,
+    compiled: frozenset[str],
+    callback: SweepCallback,
+    scratch: str,
+) -> tune.Tuner:
+    header = plan.space.header
+    granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
+    job = SweepJob(
+        cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
+        corpora=dict(corpora),
+        space=header.name,
+        store_location=store.location,
+        num_threads=max(1, int(header.resources.cpu)),
+        device=device_of(plan),
+        compiled=compiled,
+        git_sha=provenance.git_sha(),
+        checkpoint_seconds=header.checkpoint_seconds,
+    )
+    return tune.Tuner(
+        tune.with_resources(tune.with_parameters(CohortTrainable, job=job), granted),
+        param_space={"cohort_id": tune.grid_search(list(job.cohorts))},
+        tune_config=tune.TuneConfig(reuse_actors=True),
+        run_config=tune.RunConfig(
+            name="sweep",
+            storage_path=scratch,
+            verbose=0,
+            callbacks=[callback],
+            failure_config=tune.FailureConfig(max_failures=header.max_failures),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    )
