@@ -4,11 +4,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from triplu_ray.corpus import Corpus, CorpusSource, load_corpus
+from triplu_ray.execution import missing_compiler, missing_units
 from triplu_ray.plan import Cohort, CorpusFacts, Plan, make_plan
 from triplu_ray.space import load_space
+
+needs_compiler = pytest.mark.skipif(
+    missing_compiler("cpu") is not None, reason=f"needs {missing_compiler('cpu')}"
+)
+needs_bf16 = pytest.mark.skipif(
+    missing_units("bf16", "cpu") is not None, reason=f"needs {missing_units('bf16', 'cpu')}"
+)
 
 TINY: dict[str, Any] = {
     "name": "tiny",

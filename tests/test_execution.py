@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cohorts import cohort, corpus
+from cohorts import cohort, corpus, needs_bf16, needs_compiler
 
 from triplu_ray import execution
 from triplu_ray.execution import (
@@ -21,13 +21,6 @@ from triplu_ray.model import Decoder, ModelShape, Precision
 from triplu_ray.plan import Cohort
 from triplu_ray.stacked import initialize
 from triplu_ray.train import CohortTrainer
-
-needs_compiler = pytest.mark.skipif(
-    missing_compiler("cpu") is not None, reason=f"needs {missing_compiler('cpu')}"
-)
-needs_bf16 = pytest.mark.skipif(
-    missing_units("bf16", "cpu") is not None, reason=f"needs {missing_units('bf16', 'cpu')}"
-)
 
 
 @pytest.fixture

@@ -335,9 +335,11 @@ def test_plan_id_depends_on_runs_baseline_and_targets() -> None:
 def test_estimated_time_is_the_work_over_the_rate() -> None:
     plan = plan_of(SMALL)
     work = sum(run.training_flops for run in plan.runs)
-    assert plan.estimated_seconds(2, 1e9) == pytest.approx(work / 2e9)
-    assert plan.estimated_seconds(1, None) == pytest.approx(work / EAGER_FLOPS_PER_SECOND["fp32"])
-    assert plan_of(SMALL, finished=frozenset(run_ids(plan))).estimated_seconds(1, 1e9) == 0
+    assert plan.estimated_seconds(2, {"fp32": 1e9}) == pytest.approx(work / 2e9)
+    assert plan.estimated_seconds(1, {"bf16": 1e9}) == pytest.approx(
+        work / EAGER_FLOPS_PER_SECOND["fp32"]
+    )
+    assert plan_of(SMALL, finished=frozenset(run_ids(plan))).estimated_seconds(1, {}) == 0
 
 
 def test_ten_thousand_runs_are_planned_in_seconds(record_property: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
-from cohorts import write_space
+from cohorts import needs_bf16, needs_compiler, write_space
 
 from triplu_ray.store import RUN_COLUMNS, Store
 
@@ -23,8 +23,9 @@ LONG: dict[str, Any] = {"num_steps": 1000, "eval_interval": 200, "checkpoint_sec
 TIMEOUT = 180
 
 
-def start(space: Path, store: Path, *overrides: str) -> subprocess.Popen[str]:
+def start(space: Path, store: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    environment |= variables
     command = [sys.executable, "-m", "triplu_ray.cli", "sweep", str(space), *overrides]
     return subprocess.Popen(
         [*command, "--store", str(store), "--json"],
@@ -35,8 +36,10 @@ def start(space: Path, store: Path, *overrides: str) -> subprocess.Popen[str]:
     )
 
 
-def run(space: Path, store: Path, *overrides: str) -> tuple[int, dict[str, Any], str]:
-    process = start(space, store, *overrides)
+def run(
+    space: Path, store: Path, *overrides: str, **variables: str
+) -> tuple[int, dict[str, Any], str]:
+    process = start(space, store, *overrides, **variables)
     stdout, stderr = process.communicate(timeout=TIMEOUT)
     return process.returncode, json.loads(stdout or "{}"), stderr
 
@@ -139,6 +142,23 @@ def test_an_overlapping_space_trains_only_what_is_new(
         assert line.startswith(("corpus ", "more_seeds", "finished ")) or "of 2 runs" in line, line
 
 
+@needs_compiler
+@needs_bf16
+def test_warm_workers_train_compiled_bf16(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, store = write_space(tmp_path, **LONG), tmp_path / "store"
+    grid = ("seed=[1,2,3,4,5]", "variant=triplu")
+    code, _, stderr = run(space, store, *grid, "precision=bf16", "compile=on")
+    assert code == 0, stderr
+    runs = runs_and_curves(store)[0].sort_values("start_seconds")
+    assert runs["hardware"].str.endswith("1 thread, cohort of 1, compiled").all()
+    # The first cohort of each worker pays for imports and compilation, the others for neither.
+    workers = os.cpu_count() or 1
+    assert (runs["start_seconds"][: max(0, 5 - workers)] < 1.0).all()
+    fp32 = runs_and_curves(undisturbed[1])[0].set_index(["variant", "seed"])["best_val_loss"]
+    for _, row in runs[runs["seed"] <= 2].iterrows():
+        assert abs(row["best_val_loss"] - fp32["triplu", row["seed"]]) < 0.02
+
+
 def test_a_failed_cohort_does_not_stop_the_others(tmp_path: Path) -> None:
     space, store = write_space(tmp_path, max_failures=1), tmp_path / "store"
     code = subprocess.run(
@@ -219,6 +239,12 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
     assert code == 2
     assert "resources.gpu: expected at most what this machine has (0), got 64" in stderr
     assert "Traceback" not in stderr
+    code, _, stderr = run(space, store, "precision=tf32")
+    assert code == 2
+    assert f"{space} precision=tf32: precision: tf32 needs a GPU (resources.gpu)" in stderr
+    code, _, stderr = run(space, store, "compile=on", CXX="/no/such/compiler")
+    assert code == 2
+    assert f"{space} compile=on: compile: on needs a C++ compiler" in stderr
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
     done = subprocess.run(
         [sys.executable, "-m", "triplu_ray.cli", "sweep", str(space), "--store", str(store)],

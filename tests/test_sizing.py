@@ -1,4 +1,8 @@
+import os
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +14,10 @@ from triplu_ray.sizing import (
     cohort_size,
     compile_seconds,
     compiling_pays,
+    machine_here,
     member_bytes,
 )
+from triplu_ray.space import Resources
 
 SWIGLU = GatedLinearUnit(kind="swiglu")
 GIB = 1 << 30
@@ -57,6 +63,21 @@ def test_no_gpu_is_idle_for_the_sake_of_a_fuller_cohort(
     assert size >= 1
     assert -(-num_runs // size) >= min(workers, num_runs) // 2
     assert size == 1 or size * bytes_of(config()) <= memory
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert machine_here(Resources(cpu=3.0)) == Machine(2)
+    assert machine_here(Resources(cpu=16.0)) == Machine(1)
+    assert machine_here(Resources(gpu=1.0)) == Machine(1, 24 * GIB)
+    assert machine_here(Resources(gpu=0.25)) == Machine(4, 6 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    properties = SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert machine_here(Resources(gpu=1.0)) == Machine(4, 80 * GIB)
+    assert machine_here(Resources(cpu=4.0, gpu=1.0)) == Machine(2, 80 * GIB)
 
 
 def test_members_memory_by_hand() -> None:

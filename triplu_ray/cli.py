@@ -18,6 +18,7 @@ from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, lo
 from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
 from triplu_ray.progress import duration
+from triplu_ray.sizing import machine_here
 from triplu_ray.space import Space, load_space
 from triplu_ray.store import Store
 
@@ -83,9 +84,13 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
     space = load_space(options.space, options.overrides)
     plan, _ = _make_plan(space, store, stderr, draft=True)
-    workers = max(1, int((os.cpu_count() or 1) / space.header.resources.cpu))
-    measured = _measured_rate(store)
+    machine = machine_here(space.header.resources)
+    plan = plan.on(machine)
+    workers = machine.workers
+    measured = _measured_rates(store)
     seconds = plan.estimated_seconds(workers, measured)
+    known = all(run.config.precision in measured for run in plan.missing)
+    estimate_from = "finished runs" if known else "an assumed rate"
     if options.json:
         _print_json(
             {
@@ -102,7 +107,7 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
                 "tokens": sum(run.tokens for run in plan.missing),
                 "training_flops": sum(run.training_flops for run in plan.missing),
                 "estimated_seconds": seconds,
-                "estimate_from": "finished runs" if measured else "an assumed rate",
+                "estimate_from": estimate_from,
                 "workers": workers,
             }
         )
@@ -113,7 +118,7 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
         f"{len(plan.runs)} runs, {len(plan.done)} done, {len(plan.missing)} missing in "
         f"{len(plan.cohorts)} cohorts; {sum(run.tokens for run in plan.missing):,} token positions "
         f"to train, about {duration(seconds)} with {workers} workers "
-        f"(from {'finished runs' if measured else 'an assumed rate'})"
+        f"(from {estimate_from})"
     )
     return EXIT_DONE
 
@@ -240,12 +245,13 @@ def _make_plan(
     return plan, corpora
 
 
-def _measured_rate(store: Store) -> float | None:
-    """Median training FLOPs a second of the runs in the store."""
+def _measured_rates(store: Store) -> dict[str, float]:
+    """Median training FLOPs a second of the runs in the store, by precision."""
     runs = store.read_runs().to_pandas()
     rates = 3 * runs["flops_per_token"] * runs["tokens_per_second"]
-    rates = rates[rates > 0]
-    return float(rates.median()) if len(rates) else None
+    precision = runs["config"].map(lambda config: json.loads(config)["precision"])
+    measured = rates[rates > 0].groupby(precision).median()
+    return {str(key): float(rate) for key, rate in measured.items()}
 
 
 def _report(options: argparse.Namespace, stderr: Console) -> int:

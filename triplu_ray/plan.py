@@ -163,13 +163,10 @@ class Plan:
             "runs": [run.row() for run in self.runs],
         }
 
-    def estimated_seconds(self, workers: int, flops_per_second: float | None) -> float:
-        """Training time of the missing runs, at a rate measured before or else assumed."""
-        seconds = (
-            run.training_flops / (flops_per_second or EAGER_FLOPS_PER_SECOND[run.config.precision])
-            for run in self.missing
-        )
-        return sum(seconds) / workers
+    def estimated_seconds(self, workers: int, measured: Mapping[str, float]) -> float:
+        """Training time of the missing runs: FLOPs a second by precision, measured or assumed."""
+        rates = {**EAGER_FLOPS_PER_SECOND, **measured}
+        return sum(r.training_flops / rates[r.config.precision] for r in self.missing) / workers
 
 
 def make_plan(

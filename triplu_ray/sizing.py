@@ -4,11 +4,15 @@ All figures here steer the execution alone; no result depends on them.
 """
 
 import math
+import os
 from dataclasses import dataclass
+
+import torch
 
 from triplu_ray.config import RunConfig
 from triplu_ray.ffn import FeedForwardConfig
 from triplu_ray.model import ModelShape, Precision
+from triplu_ray.space import Resources
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,13 @@ class Machine:
     """Memory granted to a worker on its GPU; None on a CPU."""
 
 
-EAGER_FLOPS_PER_SECOND: dict[Precision, float] = {"fp32": 8e10, "bf16": 1.5e11, "tf32": 8e10}
+ASSUMED_GPU_BYTES = 24 * (1 << 30)
+"""Where a plan for GPUs is made on a machine without one."""
+
+EAGER_FLOPS_PER_SECOND: dict[str, float] = {"fp32": 8e10, "bf16": 1.5e11, "tf32": 8e10}
 """Of one core of a recent server, measured; on a GPU compiling pays later than this says."""
 
-SAVED_BY_COMPILING: dict[Precision, float] = {"fp32": 0.1, "bf16": 0.33, "tf32": 0.1}
+SAVED_BY_COMPILING: dict[str, float] = {"fp32": 0.1, "bf16": 0.33, "tf32": 0.1}
 """Share of an eager step's time, measured on a CPU."""
 
 GPU_ELEMENTS = 16_000_000
@@ -32,6 +39,19 @@ times as long as its gaps between them, so that more members add little."""
 
 GPU_MEMORY_SHARE = 0.8
 """Of a worker's GPU memory that a cohort may fill."""
+
+
+def machine_here(resources: Resources) -> Machine:
+    """This machine, as cohorts that are granted `resources` see it."""
+    cores = int((os.cpu_count() or 1) / resources.cpu)
+    if not resources.gpu:
+        return Machine(max(1, cores))
+    gpus, gpu_bytes = 1, ASSUMED_GPU_BYTES
+    if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        gpu_bytes = torch.cuda.get_device_properties(0).total_memory
+    workers = max(1, min(cores, int(gpus / resources.gpu)))
+    return Machine(workers, int(min(1.0, resources.gpu) * gpu_bytes))
 
 
 def compile_seconds(num_layers: int) -> float:
