@@ -5,7 +5,7 @@ SPACE := search_spaces/quickstart.yaml
 # One thread a process: tests and workers then share the cores instead of fighting for them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test test-all check benchmark
+.PHONY: install quickstart test test-all check
 
 install: .venv/installed
 
@@ -29,5 +29,3 @@ check: install
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-benchmark: install
-	$(BIN)/python -m triplu_ray.benchmark

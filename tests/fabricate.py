@@ -29,6 +29,7 @@ BASE = {
     "learning_rate": 3e-4,
     "batch_size": 32,
     "num_steps": 5000,
+    "precision": "fp32",
 }
 
 

@@ -19,7 +19,7 @@ from triplu_ray.plan import (
     make_plan,
     matched_width,
 )
-from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND
+from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND, Machine
 
 ffns = st.sampled_from(CONFIGS)
 
@@ -274,6 +274,40 @@ def test_cohorts_are_as_large_as_they_may_be() -> None:
     # swiglu, triplu and quad_prod at two depths; seeds, rates and gains share a cohort
     assert sorted(len(cohort.runs) for cohort in plan.cohorts) == [4, 4, 4, 4, 12, 12]
     assert all(len(cohort.runs) == 1 for cohort in plan_of({**RUNS, "cohort": 1}).cohorts)
+
+
+def test_cohorts_are_few_and_even() -> None:
+    twelve = {**SMALL, "grid": {"seed": list(range(12)), "variant": ["swiglu"]}}
+    for limit, sizes in ((5, [4, 4, 4]), (7, [6, 6]), (11, [6, 6]), (12, [12]), (99, [12])):
+        plan = plan_of({**twelve, "cohort": limit})
+        assert [len(cohort.runs) for cohort in plan.cohorts] == sizes
+
+
+def test_auto_suits_the_machine() -> None:
+    plan = plan_of({**SMALL, "grid": {"seed": list(range(12)), "variant": ["swiglu", "triplu"]}})
+
+    def sizes(machine: Machine) -> list[int]:
+        return [len(cohort.runs) for cohort in plan.on(machine).cohorts]
+
+    gpu_bytes = 80 << 30
+    assert sizes(Machine(workers=2)) == [1] * 24
+    assert sizes(Machine(1, gpu_bytes)) == [12, 12]
+    assert sizes(Machine(2, gpu_bytes)) == [12, 12]
+    assert sizes(Machine(4, gpu_bytes)) == [6, 6, 6, 6]
+    assert sizes(Machine(100, gpu_bytes)) == [1] * 24
+    assert plan.on(Machine(4, gpu_bytes)).runs == plan.runs
+    fixed = plan_of({**SMALL, "cohort": 3})
+    assert fixed.on(Machine(1, gpu_bytes)).cohorts == fixed.cohorts
+
+
+def test_code_is_compiled_where_all_its_cohorts_together_pay_for_it() -> None:
+    space = {**SMALL, "precision": "bf16", "num_steps": 300, "eval_interval": 100}
+    short = {"seed": [1], "variant": ["swiglu"]}
+    long = {"seed": list(range(40)), "variant": ["triplu"]}
+    for grid, expected in ((short, False), (long, True)):
+        plan = plan_of({**space, "grid": grid})
+        compiled = plan.compiled_cohorts(Machine())
+        assert compiled == frozenset(c.cohort_id for c in plan.cohorts if expected)
 
 
 def test_cohort_ids_depend_on_the_members_alone() -> None:

@@ -76,16 +76,20 @@ def test_cost_to_target_takes_the_first_evaluation_at_or_below() -> None:
 
 def test_equal_cost_gives_the_dearer_run_the_budget_of_the_cheaper() -> None:
     comparison, costs = curves()
-    row = equal_cost_gaps(comparison, costs).iloc[0]
+    gaps = equal_cost_gaps(comparison, costs)
+    assert gaps["cost"].tolist() == ["tokens"] * 2 + ["flops"] * 2 + ["seconds"] * 2
+    by_cost = {cost: rows["gap"].to_numpy() for cost, rows in gaps.groupby("cost")}
     # Tokens: whole runs, gaps 0.03 and 0.07. Seconds: TriPLU stops at 300 of 360, half way
     # between its last two evaluations, at 1.05 and 1.065: gaps 0.00 and 0.045.
-    assert row["tokens_gap"] == pytest.approx(0.05)
-    assert row["seconds_gap"] == pytest.approx(0.0225)
-    assert (row["n"], row["tokens_wins"], row["seconds_wins"]) == (2, 2, 1)
+    assert by_cost["tokens"] == pytest.approx([0.03, 0.07])
+    assert by_cost["seconds"] == pytest.approx([0.0, 0.045])
+    seconds = gaps[gaps["cost"] == "seconds"].iloc[0]
+    assert (seconds["spent"], seconds["spent_baseline"]) == (360.0, 300.0)
+    assert (seconds["loss"], seconds["loss_baseline"]) == pytest.approx((1.05, 1.05))
     more = planned_run("triplu", 1)["params"] / planned_run("swiglu", 1)["params"]
     share = 1 - (3 - 3 / more)
     losses = np.array([1.08, 1.09]) + share * (np.array([1.02, 1.04]) - np.array([1.08, 1.09]))
-    assert row["flops_gap"] == pytest.approx((np.array([1.05, 1.11]) - losses).mean())
+    assert by_cost["flops"] == pytest.approx(np.array([1.05, 1.11]) - losses)
 
 
 def test_a_loss_within_a_budget_is_the_lowest_so_far() -> None:
@@ -197,10 +201,16 @@ def test_headline_of_one_setting() -> None:
         "+0.3041), exact p 0.5, the smallest that 2 seeds can give."
     )
     assert lines[1] == (
-        "The mean gap of triplu is +0.0500 at equal tokens (2/2), +0.0498 at equal training FLOPs "
-        "(2/2), +0.0225 at equal seconds (1/2)."
+        "triplu's advantage is not shown at equal tokens (+0.0500, 2/2, interval -0.2041 to "
+        "+0.3041 holds zero, p 0.5), at equal training FLOPs (+0.0498, 2/2, interval -0.2046 to "
+        "+0.3042 holds zero, p 0.5) and at equal seconds (+0.0225, 1/2, interval -0.2634 to "
+        "+0.3084 holds zero, p 1)."
     )
     assert lines[2] == (
+        "The seconds of triplu's runs are 1.20 to 1.20 times those of swiglu's; what scatters "
+        "there over seeds is the machine's load."
+    )
+    assert lines[3] == (
         "triplu reaches a loss of 1.1 in all 2 runs, after 3.07 M tokens on the mean; "
         "swiglu in 1 of 2."
     )

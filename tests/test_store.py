@@ -72,6 +72,19 @@ def test_reading_takes_only_the_runs_that_are_asked_for(store: Store) -> None:
     assert store.read_runs([]).num_rows == store.read_evals([]).num_rows == 0
 
 
+def test_reading_takes_only_the_columns_that_are_asked_for(store: Store, tmp_path: Path) -> None:
+    first, second = sorted((a_run(1, loss=1.25), a_run(2)), key=lambda run: str(run["run_id"]))
+    write(store, first, second)
+    merge(store, tmp_path / "folder")
+    for place in (store, Store(str(tmp_path / "folder"))):
+        table = place.read_runs(columns=["seed", "best_val_loss"])
+        assert table.column_names == ["run_id", "seed", "best_val_loss"]
+        assert table["run_id"].to_pylist() == [first["run_id"], second["run_id"]]
+        assert table["seed"].to_pylist() == [first["seed"], second["seed"]]
+    (row,) = store.read_runs([first["run_id"]], ["run_id", "seed"]).to_pylist()
+    assert row == {"run_id": first["run_id"], "seed": first["seed"]}
+
+
 def test_a_run_that_is_stored_stays_as_it_is(store: Store) -> None:
     write(store, a_run(1, loss=1.5))
     write(store, a_run(1, loss=9.9))

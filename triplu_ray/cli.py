@@ -19,7 +19,7 @@ from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
 from triplu_ray.progress import duration
 from triplu_ray.sizing import machine_here
-from triplu_ray.space import Space, load_space
+from triplu_ray.space import Header, Space, load_space
 from triplu_ray.store import Store
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -75,6 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--format", choices=("md", "html", "json", "all"), help="write files")
     report.add_argument("--output", default="reports", help="where they go (default: reports)")
 
+    bench = command(
+        "bench", "speed on this machine, as ratios to a plain PyTorch loop", _bench, store=False
+    )
+    bench.add_argument("space", nargs="?", help="default: the papers' two models")
+    bench.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+    bench.add_argument("--cohorts", type=int, nargs="+", help="cohort sizes")
+    bench.add_argument("--rounds", type=int, default=15, help="turns of each mode (default: 15)")
+    bench.add_argument("--steps", type=int, help="of a turn (default: half a second's)")
+    bench.add_argument("--output", default="reports", help="where it goes (default: reports)")
+
     variants = command("variants", "every variant: formula, width, parameters, FLOPs", _variants)
     variants.add_argument("--d-model", type=int, nargs="+", default=[96, 256])
     return parser
@@ -83,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
     space = load_space(options.space, options.overrides)
-    plan, _ = _make_plan(space, store, stderr, draft=True)
+    plan, _ = _make_plan(space, frozenset(store.finished_run_ids()), stderr, draft=True)
     machine = machine_here(space.header.resources)
     plan = plan.on(machine)
     workers = machine.workers
@@ -158,7 +168,7 @@ def _plan_table(plan: Plan) -> Table:
 def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
     space = load_space(options.space, options.overrides)
-    plan, corpora = _make_plan(space, store, stderr, draft=False)
+    plan, corpora = _make_plan(space, frozenset(store.finished_run_ids()), stderr, draft=False)
     record = plan.record()
     store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", record)
     if not plan.missing:
@@ -214,7 +224,7 @@ def _same_command(options: argparse.Namespace) -> str:
 
 
 def _make_plan(
-    space: Space, store: Store, stderr: Console, *, draft: bool
+    space: Space, finished: frozenset[str], stderr: Console, *, draft: bool
 ) -> tuple[Plan, dict[str, Corpus]]:
     """The plan, and the corpora by fingerprint; a draft does not fetch what is not at hand."""
     corpora: dict[str, Corpus] = {}
@@ -238,7 +248,7 @@ def _make_plan(
         corpora[corpus.sha256] = corpus
         return CorpusFacts(len(corpus.vocabulary), corpus.sha256)
 
-    plan = make_plan(space, load, frozenset(store.finished_run_ids()))
+    plan = make_plan(space, load, finished)
     for run in plan.runs:
         if run.corpus.sha256 is not None:
             check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
@@ -279,6 +289,32 @@ def _report(options: argparse.Namespace, stderr: Console) -> int:
             print_report(report, _stdout())
     if options.json:
         _print_json(built[0] if len(options.spaces) == 1 else {"reports": built})
+    return EXIT_DONE
+
+
+def _bench(options: argparse.Namespace, stderr: Console) -> int:
+    from triplu_ray.bench import Subject, bench_report, papers_models, run_bench, write_bench
+    from triplu_ray.report import print_report
+
+    if options.rounds < 2:
+        raise UserError(f"--rounds: expected at least 2, got {options.rounds}")
+    if options.steps is not None and options.steps < 1:
+        raise UserError(f"--steps: expected at least 1, got {options.steps}")
+    if options.cohorts and min(options.cohorts) < 1:
+        raise UserError(f"--cohorts: expected sizes of at least 1, got {min(options.cohorts)}")
+    header, subjects = Header(name="papers"), papers_models()
+    if options.space:
+        space = load_space(options.space, options.overrides)
+        plan, _ = _make_plan(space, frozenset(), stderr, draft=True)
+        header, subjects = space.header, Subject.of_plan(plan)
+    content = run_bench(header, subjects, options.rounds, options.steps, options.cohorts, stderr)
+    report = bench_report(header.name, content["rows"], content["measured_on"])
+    folder = write_bench(report, content, Path(options.output))
+    stderr.print(f"wrote {folder}")
+    if options.json:
+        _print_json(content)
+    else:
+        print_report(report, _stdout())
     return EXIT_DONE
 
 

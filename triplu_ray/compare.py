@@ -141,7 +141,7 @@ def mean_gaps(pairs: pd.DataFrame) -> pd.DataFrame:
         )
         .reset_index()
     )
-    return _best_first(table, -table["mean_gap"])
+    return best_first(table, -table["mean_gap"])
 
 
 def gap_statistics(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -155,14 +155,9 @@ def gap_statistics(pairs: pd.DataFrame) -> pd.DataFrame:
     columns = ["relative_gap", "t_low", "t_high", "bca_low", "bca_high", "p_value", "correlation"]
     table[columns] = np.nan
     paired = pairs[pairs["pair"] == "paired"]
-    # Groups with equally many seeds are computed at once, as a matrix [groups, seeds].
-    sizes = paired.groupby(GROUP)["gap"].transform("size")
-    for n, block in paired.groupby(sizes):
-        index = pd.MultiIndex.from_frame(block[GROUP].drop_duplicates())
-        gaps, baseline, variant = (
-            block[name].to_numpy(float).reshape(-1, int(n))
-            for name in ("gap", "best_val_loss_baseline", "best_val_loss")
-        )
+    for index, (gaps, baseline, variant) in seed_matrices(
+        paired, GROUP, ["gap", "best_val_loss_baseline", "best_val_loss"]
+    ):
         table.loc[index, columns] = np.column_stack(
             [
                 gaps.mean(axis=1) / baseline.mean(axis=1),
@@ -175,6 +170,20 @@ def gap_statistics(pairs: pd.DataFrame) -> pd.DataFrame:
     table["smallest_p"] = (2.0 / 2.0 ** table["n"]).where(table["n"] > 0)
     table["p_holm"] = table.groupby("setting", sort=False)["p_value"].transform(holm)
     return table.reset_index()
+
+
+def seed_matrices(
+    pairs: pd.DataFrame, group: Sequence[str], columns: Sequence[str]
+) -> Iterator[tuple[pd.MultiIndex, list[Floats]]]:
+    """Columns as matrices `[groups, seeds]`, for all groups with equally many seeds at once.
+
+    The index names the groups, one a row of the matrices. The rows of `pairs` must come group by
+    group.
+    """
+    sizes = pairs.groupby(list(group))["seed"].transform("size")
+    for n, block in pairs.groupby(sizes):
+        index = pd.MultiIndex.from_frame(block[list(group)].drop_duplicates())
+        yield index, [block[name].to_numpy(float).reshape(-1, int(n)) for name in columns]
 
 
 def variant_summary(comparison: Comparison) -> pd.DataFrame:
@@ -202,7 +211,7 @@ def variant_summary(comparison: Comparison) -> pd.DataFrame:
     table = table.reset_index()
     baseline = table[table["label"] == comparison.baseline].set_index("setting")["params"]
     table["mismatch"] = table["params"] / table["setting"].map(baseline).astype(float) - 1
-    return _best_first(table, table["best_val_loss"])
+    return best_first(table, table["best_val_loss"])
 
 
 def t_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
@@ -314,7 +323,7 @@ def _detail(rows: pd.DataFrame, key: str, within: list["pd.Series[str]"]) -> "pd
     return text.where(varies, "")
 
 
-def _best_first(table: pd.DataFrame, badness: "pd.Series[float]") -> pd.DataFrame:
+def best_first(table: pd.DataFrame, badness: "pd.Series[float]") -> pd.DataFrame:
     """Settings stay in order; within each, the least bad row comes first and nulls last."""
     place = table.groupby("setting", sort=False).ngroup()
     return table.iloc[np.lexsort((badness, place))].reset_index(drop=True)

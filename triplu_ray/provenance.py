@@ -44,13 +44,17 @@ def versions() -> dict[str, str]:
 
 def hardware(device: str, num_threads: int, members: int, *, compiled: bool) -> str:
     """What a cohort ran on, in a few words."""
+    mode = "compiled" if compiled else "eager"
+    return f"{place(device, num_threads)}, cohort of {members}, {mode}"
+
+
+def place(device: str, num_threads: int) -> str:
+    """The device, and on a CPU the threads."""
     if device.startswith("cuda"):
         import torch
 
-        place = torch.cuda.get_device_name(device)
-    else:
-        place = f"{_processor()}, {num_threads} thread{'s' * (num_threads != 1)}"
-    return f"{place}, cohort of {members}, {'compiled' if compiled else 'eager'}"
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {num_threads} thread{'s' * (num_threads != 1)}"
 
 
 def _processor() -> str:

@@ -122,12 +122,17 @@ class Store:
         merged = [path for path in paths if path.endswith("/runs.parquet")]
         ids = {Path(path).stem for path in paths} - {"runs"}
         if merged:
-            ids.update(self._scan("runs", merged)["run_id"].to_pylist())
+            ids.update(self._scan("runs", merged, columns=["run_id"])["run_id"].to_pylist())
         return ids
 
-    def read_runs(self, run_ids: Iterable[str] | None = None) -> pa.Table:
-        """The table `runs`, in order of run id; optionally only some of them."""
-        return self._read_table("runs", run_ids, ["run_id"])
+    def read_runs(
+        self, run_ids: Iterable[str] | None = None, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """The table `runs`, in order of run id; optionally only some of them, or some columns.
+
+        The run id is always among the columns.
+        """
+        return self._read_table("runs", run_ids, ["run_id"], columns)
 
     def read_evals(self, run_ids: Iterable[str] | None = None) -> pa.Table:
         """The table `evals` of finished runs, in order of run, split and step."""
@@ -135,7 +140,13 @@ class Store:
         wanted = finished if run_ids is None else finished & set(run_ids)
         return self._read_table("evals", wanted, ["run_id", "split", "step"])
 
-    def _read_table(self, table: str, run_ids: Iterable[str] | None, key: list[str]) -> pa.Table:
+    def _read_table(
+        self,
+        table: str,
+        run_ids: Iterable[str] | None,
+        key: list[str],
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
         """Rows sorted by a key, each key once: a merged table may repeat a run's own file."""
         paths = self._tables(table)
         row_filter = None
@@ -144,14 +155,21 @@ class Store:
             names = {*wanted, table}
             paths = [path for path in paths if Path(path).stem in names]
             row_filter = ds.field("run_id").isin(pa.array(sorted(wanted), pa.string()))
-        rows = self._scan(table, paths, row_filter)
+        wanted_columns = None if columns is None else list(dict.fromkeys([*key, *columns]))
+        rows = self._scan(table, paths, row_filter, wanted_columns)
         keys = rows.select(key).to_pandas().drop_duplicates().sort_values(key)
         return rows.take(keys.index.to_numpy())
 
-    def _scan(self, table: str, paths: list[str], row_filter: Any = None) -> pa.Table:
+    def _scan(
+        self,
+        table: str,
+        paths: list[str],
+        row_filter: Any = None,
+        columns: list[str] | None = None,
+    ) -> pa.Table:
         try:
             files = ds.dataset(paths, SCHEMAS[table], format="parquet", filesystem=self._files)
-            return files.to_table(filter=row_filter)
+            return files.to_table(filter=row_filter, columns=columns)
         except (OSError, pa.ArrowException) as error:
             raise UserError(
                 f"store {self.location!r}: cannot read {table}: {reason(error)}"

@@ -14,6 +14,7 @@ from triplu_ray.report.caveats import warning_lines
 from triplu_ray.report.costs import cost_to_target, equal_cost_gaps, evaluation_costs
 from triplu_ray.report.model import Figure, Report, Section, Table, axis_words
 from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
+from triplu_ray.report.precision import TWIN_COLUMNS, find_twins, precision_section
 from triplu_ray.report.provenance import provenance_table
 from triplu_ray.report.sentences import headline
 from triplu_ray.store import Store
@@ -64,6 +65,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     targets = record["targets"]
     reached = cost_to_target(comparison, costs, targets) if targets else None
     finished = (comparison.runs["status"] == "finished").any()
+    twins = find_twins(comparison, store.read_runs(columns=TWIN_COLUMNS).to_pandas())
     published = read_paper(paper).get(space, [])
     beside = paper_tables(published, comparison, reached)
     return Report(
@@ -84,10 +86,12 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
             *_gaps(comparison, costs),
             *(_axes(comparison) if finished else []),
             _costs(comparison, costs, reached),
+            *precision_section(twins, comparison.baseline),
             *([Section("Beside the paper", tables=beside)] if beside else []),
             Section("Provenance", tables=[provenance_table(comparison.runs, record["sweeps"])]),
         ],
         run_ids=sorted(runs["run_id"]),
+        twin_ids=sorted(twins.loc[~twins["is_own"], "run_id"]),
         record=record,
     )
 
@@ -158,7 +162,7 @@ def _axis_section(comparison: Comparison, axis: str, found: Sequence[Table | Non
 def _costs(comparison: Comparison, costs: pd.DataFrame, reached: pd.DataFrame | None) -> Section:
     equal = equal_cost_gaps(comparison, costs)
     found = [] if reached is None else [tables.target_table(reached)]
-    found += [tables.equal_cost_table(equal)] if len(equal) else []
+    found += tables.equal_cost_tables(equal) if len(equal) else []
     figure = Figure(
         "loss_by_cost",
         "Validation loss against training tokens, training FLOPs and seconds, drawn as the curves "

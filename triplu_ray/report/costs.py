@@ -2,9 +2,18 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
-from triplu_ray.compare import GROUP, Comparison, paired_gaps
+from triplu_ray.compare import (
+    GROUP,
+    Comparison,
+    holm,
+    paired_gaps,
+    seed_matrices,
+    sign_flip_p,
+    t_interval,
+)
 
 COST_WORDS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds"}
 COSTS = list(COST_WORDS)
@@ -48,24 +57,56 @@ def cost_to_target(
 
 
 def equal_cost_gaps(comparison: Comparison, costs: pd.DataFrame) -> pd.DataFrame:
-    """Paired gaps when both of a pair may spend the same, one row a setting and label.
+    """Paired gaps when both of a pair may spend the same, one row a setting, label, cost and seed.
 
     The budget of a pair is what the cheaper of its two runs spent in all; each side's loss is its
-    `loss_within` that budget. Columns: n, and for each cost `tokens_gap`, the mean, `tokens_wins`.
+    `loss_within` that budget. Columns: spent and spent_baseline, loss and loss_baseline, and gap,
+    baseline minus variant.
     """
     pairs = paired_gaps(comparison)
     pairs = pairs[pairs["pair"] == "paired"]
-    gaps = pairs[GROUP].copy()
+    sides = {"": pairs["run_id"], "_baseline": pairs["run_id_baseline"]}
+    tables = []
     for cost in COSTS:
-        spent = costs.groupby("run_id")[cost].max()
-        totals = [pairs[side].map(spent).astype(float) for side in ("run_id", "run_id_baseline")]
-        budget = pd.concat(totals, axis=1).min(axis=1)
-        baseline = loss_within(costs, cost, pairs["run_id_baseline"], budget)
-        gaps[f"{cost}_gap"] = baseline - loss_within(costs, cost, pairs["run_id"], budget)
-        gaps[f"{cost}_wins"] = gaps[f"{cost}_gap"] > 0
-    groups = gaps.groupby(GROUP, sort=False)
-    table = groups.agg({name: "sum" if "wins" in name else "mean" for name in gaps.columns[2:]})
-    table.insert(0, "n", groups.size())
+        table = pairs[[*GROUP, "seed"]].assign(cost=cost)
+        total = costs.groupby("run_id")[cost].max()
+        for side, run_ids in sides.items():
+            table[f"spent{side}"] = run_ids.map(total).astype(float)
+        budget = table[["spent", "spent_baseline"]].min(axis=1)
+        for side, run_ids in sides.items():
+            table[f"loss{side}"] = loss_within(costs, cost, run_ids, budget)
+        tables.append(table.assign(gap=table["loss_baseline"] - table["loss"]))
+    gaps = pd.concat(tables, ignore_index=True)
+    # Stable: costs and seeds stay in order within their variant.
+    place = gaps.groupby(GROUP, sort=False).ngroup()
+    return gaps.iloc[np.argsort(place, kind="stable")].reset_index(drop=True)
+
+
+def equal_cost_statistics(gaps: pd.DataFrame) -> pd.DataFrame:
+    """What the gaps of `equal_cost_gaps` amount to, one row a setting, label and cost.
+
+    Columns: n, wins, mean_gap, t_low and t_high (95 % interval), p_value, smallest_p and p_holm, as
+    in `gap_statistics`; `verdict`: "ahead" or "behind" if the interval lies above or below zero,
+    "undecided" if it holds zero, null below two seeds; and ratio_low and ratio_high, the least and
+    the most that a run spent in all over what its baseline did.
+    """
+    group = [*GROUP, "cost"]
+    rows = gaps.assign(win=gaps["gap"] > 0, ratio=gaps["spent"] / gaps["spent_baseline"])
+    table = rows.groupby(group, sort=False).agg(
+        n=("gap", "size"),
+        wins=("win", "sum"),
+        mean_gap=("gap", "mean"),
+        ratio_low=("ratio", "min"),
+        ratio_high=("ratio", "max"),
+    )
+    columns = ["t_low", "t_high", "p_value"]
+    table[columns] = np.nan
+    for index, (matrix,) in seed_matrices(gaps, group, ["gap"]):
+        table.loc[index, columns] = np.column_stack([*t_interval(matrix), sign_flip_p(matrix)])
+    table["smallest_p"] = 2.0 / 2.0 ** table["n"]
+    table["p_holm"] = table.groupby(["setting", "cost"], sort=False)["p_value"].transform(holm)
+    verdict = np.select([table["t_low"] > 0, table["t_high"] < 0], ["ahead", "behind"], "undecided")
+    table["verdict"] = pd.Series(verdict, table.index, dtype=object).where(table["n"] > 1)
     return table.reset_index()
 
 

@@ -32,7 +32,7 @@ def paragraph(text: str) -> str:
 
 
 def _section(section: Section) -> list[str]:
-    blocks = [f"## {escape(section.title)}"]
+    blocks = [f"## {escape(section.title)}", *map(paragraph, section.text)]
     for table in section.tables:
         if table.title != section.title:
             blocks.append(f"### {escape(table.title)}")

@@ -97,13 +97,17 @@ class Section:
     """A heading with what stands under it, in this order."""
 
     title: str
+    text: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is said about a space; `record` is its merged plan, as the store keeps it."""
+    """Everything that is said about a space; `record` is its merged plan, as the store keeps it.
+
+    `twin_ids` are runs of no plan of the space that the report looks at too.
+    """
 
     space: str
     description: str
@@ -111,6 +115,7 @@ class Report:
     warnings: Sequence[str]
     sections: Sequence[Section]
     run_ids: Sequence[str] = ()
+    twin_ids: Sequence[str] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def tables(self) -> list[Table]:

@@ -1,5 +1,8 @@
 """The first sentences of a report, computed from its numbers."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 
 from triplu_ray.compare import (
@@ -10,7 +13,12 @@ from triplu_ray.compare import (
     variant_summary,
 )
 from triplu_ray.report.axes import at_best, selection_axes
-from triplu_ray.report.costs import COST_WORDS, cost_to_target, equal_cost_gaps
+from triplu_ray.report.costs import (
+    COST_WORDS,
+    cost_to_target,
+    equal_cost_gaps,
+    equal_cost_statistics,
+)
 from triplu_ray.report.model import axis_words
 
 MAX_SENTENCES = 4
@@ -40,14 +48,15 @@ def headline(comparison: Comparison, costs: pd.DataFrame, targets: list[float]) 
     if len(lines) > MAX_SENTENCES:
         lines = [*lines[:MAX_SENTENCES], f"{len(lines) - MAX_SENTENCES} more variants are below."]
     first = str(statistics["label"].iloc[0])
-    lines += _equal_cost(comparison, costs, first)
+    lines += _equal_cost(comparison, costs, first, baseline)
     return lines + _targets(comparison, costs, targets, first)
 
 
 def _one_setting(row: "pd.Series[float]", baseline: str) -> str:
     n, wins = int(row["n"]), int(row["wins"])
     seeds = f"{n} seed" if n == 1 else f"{n} seeds"
-    ahead = f"beats {baseline} in {wins}" if wins else f"loses to {baseline} in {n}"
+    is_ahead = row["mean_gap"] > 0
+    ahead = f"beats {baseline} in {wins}" if is_ahead else f"loses to {baseline} in {n - wins}"
     line = f"{row['label']} {ahead} of {seeds}: mean paired gap {row['mean_gap']:+.4f}"
     if n == 1:
         return f"{line}; one seed says nothing about luck."
@@ -87,14 +96,41 @@ def _without_pairs(comparison: Comparison) -> list[str]:
     ]
 
 
-def _equal_cost(comparison: Comparison, costs: pd.DataFrame, label: str) -> list[str]:
-    table = equal_cost_gaps(comparison, costs)
-    row = table[table["label"] == label].iloc[0]
-    parts = [
-        f"{row[f'{cost}_gap']:+.4f} at equal {words} ({row[f'{cost}_wins']}/{row['n']})"
-        for cost, words in COST_WORDS.items()
+def _equal_cost(
+    comparison: Comparison, costs: pd.DataFrame, label: str, baseline: str
+) -> list[str]:
+    """Whether the advantage stands: the interval of the gaps lies above zero."""
+    table = equal_cost_statistics(equal_cost_gaps(comparison, costs))
+    rows = table[table["label"] == label]
+    if rows["verdict"].isna().any():
+        gaps = [
+            f"{row['mean_gap']:+.4f} at equal {COST_WORDS[row['cost']]}"
+            for _, row in rows.iterrows()
+        ]
+        return [f"One seed cannot tell whether {label}'s advantage stands: it is {_listed(gaps)}."]
+    stands = [_at_equal(row) for _, row in rows[rows["verdict"] == "ahead"].iterrows()]
+    fails = [_at_equal(row) for _, row in rows[rows["verdict"] != "ahead"].iterrows()]
+    parts = [f"stands {_listed(stands)}"] if stands else []
+    parts += [f"{'it ' if stands else ''}is not shown {_listed(fails)}"] if fails else []
+    seconds = rows[rows["cost"] == "seconds"].iloc[0]
+    return [
+        f"{label}'s advantage {'; '.join(parts)}.",
+        f"The seconds of {label}'s runs are {seconds['ratio_low']:.2f} to "
+        f"{seconds['ratio_high']:.2f} times those of {baseline}'s; what scatters there over seeds "
+        "is the machine's load.",
     ]
-    return [f"The mean gap of {label} is {', '.join(parts)}."]
+
+
+def _at_equal(row: "pd.Series[Any]") -> str:
+    where = {"ahead": "", "undecided": " holds zero", "behind": " lies below zero"}[row["verdict"]]
+    return (
+        f"at equal {COST_WORDS[row['cost']]} ({row['mean_gap']:+.4f}, {row['wins']}/{row['n']}, "
+        f"interval {row['t_low']:+.4f} to {row['t_high']:+.4f}{where}, p {row['p_value']:.3g})"
+    )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
 def _targets(

@@ -14,7 +14,7 @@ from triplu_ray.compare import (
     variant_summary,
 )
 from triplu_ray.report.axes import at_best, axis_means
-from triplu_ray.report.costs import COST_WORDS
+from triplu_ray.report.costs import COST_WORDS, equal_cost_statistics
 from triplu_ray.report.model import Column, Table, axis_words
 
 MAX_COLUMN_SEEDS = 10
@@ -27,7 +27,7 @@ def summary_table(comparison: Comparison) -> Table:
     """Every variant, as in the paper's tables 2 and 3."""
     frame = variant_summary(comparison)
     columns = [
-        *_setting_column(frame),
+        *setting_column(frame),
         Column("variant", ("label",)),
         Column("best loss", ("best_val_loss",), ".4f"),
         Column("SD", ("sd",), ".4f"),
@@ -58,14 +58,9 @@ def gap_tables(comparison: Comparison, pairs: pd.DataFrame) -> list[Table]:
     title = f"Gap to {comparison.baseline} by seed"
     note = "Best validation loss, baseline minus variant at the same seed; positive favours the "
     note += "variant."
-    frame, seeds = statistics, []
-    if pairs["seed"].nunique() <= MAX_COLUMN_SEEDS:
-        cells = pairs["gap"].astype(object).where(pairs["gap"].notna(), pairs["pair"])
-        wide = pairs.assign(cell=cells).pivot(index=GROUP, columns="seed", values="cell")
-        seeds = [Column(f"seed {seed}", (str(seed),), "+.4f") for seed in wide]
-        wide.columns = wide.columns.astype(str)
-        frame = statistics.merge(wide.reset_index(), on=GROUP)
-    names = [*_setting_column(frame), Column("variant", ("label",))]
+    cells = pairs["gap"].astype(object).where(pairs["gap"].notna(), pairs["pair"])
+    frame, seeds = _beside_seeds(statistics, pairs.assign(gap=cells), GROUP)
+    names = [*setting_column(frame), Column("variant", ("label",))]
     by_seed = [
         *names,
         Column("mean gap", ("mean_gap",), "+.4f"),
@@ -82,7 +77,7 @@ def gap_tables(comparison: Comparison, pairs: pd.DataFrame) -> list[Table]:
 
 def _statistics_table(name: str, title: str, statistics: pd.DataFrame) -> Table:
     columns = [
-        *_setting_column(statistics),
+        *setting_column(statistics),
         Column("variant", ("label",)),
         Column("mean gap", ("mean_gap",), "+.4f"),
         Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
@@ -146,7 +141,7 @@ def best_value_table(comparison: Comparison, axis: str) -> Table:
     frame["at_edge"] = frame["edge"].where(frame["edge"] != "", "no")
     words = axis_words(axis)
     columns = [
-        *_setting_column(frame),
+        *setting_column(frame),
         Column("variant", ("label",)),
         Column(f"best {words}", ("value",)),
         Column("edge of the grid", ("at_edge",)),
@@ -168,7 +163,7 @@ def gain_table(comparison: Comparison) -> Table:
     frame = frame[frame["num_values"] > 1].sort_values(["setting", "family", "gain"])
     frame = frame.assign(best=frame["is_best"].map({True: "best", False: ""}))
     columns = [
-        *_setting_column(frame),
+        *setting_column(frame),
         Column("variant", ("family",)),
         Column("gain", ("gain",), "g"),
         Column("best loss", ("best_val_loss",), ".4f"),
@@ -184,7 +179,7 @@ def degree_table(comparison: Comparison) -> Table:
     frame = variant_summary(comparison)
     frame = frame[frame["degree"].notna()].sort_values(["setting", "degree"], kind="stable")
     columns = [
-        *_setting_column(frame),
+        *setting_column(frame),
         Column("variant", ("label",)),
         Column("degree", ("degree",), ".0f"),
         Column("parameters", ("params",), ",.0f"),
@@ -198,7 +193,7 @@ def degree_table(comparison: Comparison) -> Table:
 def target_table(frame: pd.DataFrame) -> Table:
     """What each target loss took (`cost_to_target`), as in the paper's table 10."""
     columns = [
-        *_setting_column(frame),
+        *setting_column(frame),
         Column("target", ("target",), ".4g"),
         Column("variant", ("label",)),
         Column("reached", ("reached", "trained"), "d", "/"),
@@ -217,20 +212,56 @@ def target_table(frame: pd.DataFrame) -> Table:
     return Table("cost_to_target", "Cost to a target loss", frame, columns, note)
 
 
-def equal_cost_table(frame: pd.DataFrame) -> Table:
-    """Gaps within equal budgets (`equal_cost_gaps`)."""
-    columns = [*_setting_column(frame), Column("variant", ("label",))]
-    for cost, words in COST_WORDS.items():
-        columns.append(Column(f"gap at equal {words}", (f"{cost}_gap",), "+.4f"))
-        columns.append(Column("wins", (f"{cost}_wins", "n"), "d", "/"))
+def equal_cost_tables(gaps: pd.DataFrame) -> list[Table]:
+    """What the gaps within equal budgets (`equal_cost_gaps`) amount to, and each seed's."""
+    statistics = equal_cost_statistics(gaps)
+    statistics["equal"] = statistics["cost"].map(COST_WORDS)
+    names = [
+        *setting_column(statistics),
+        Column("variant", ("label",)),
+        Column("at equal", ("equal",)),
+        Column("mean gap", ("mean_gap",), "+.4f"),
+        Column("wins", ("wins", "n"), "d", "/"),
+    ]
+    columns = [
+        *names,
+        Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
+        Column("p", ("p_value",), ".3g"),
+        Column("smallest p", ("smallest_p",), ".3g"),
+        Column("p (Holm)", ("p_holm",), ".3g"),
+        Column("verdict", ("verdict",)),
+        Column("cost ratio", ("ratio_low", "ratio_high"), ".3f"),
+    ]
     note = (
         "Each pair may spend what the cheaper of its two runs spent; the dearer one has the lowest "
-        "loss within that budget, at its end interpolated between two evaluations. Seconds are "
-        "those of the hardware below."
+        "loss within that budget, at its end interpolated between two evaluations. Ahead or behind "
+        "means that the 95 % paired t interval lies above or below zero, undecided that it holds "
+        "zero; one seed cannot tell. p as for the gaps above. Cost ratio is what the variant's "
+        "whole run took over what the baseline's did, least to most over the seeds. Equal seconds "
+        "are only as good as the seconds: wall time on the hardware below, shared with whatever "
+        "else ran there. A sweep trains the runs of a pair side by side or one after the other, "
+        "which does not quite even out the load: where the ratio of seconds scatters over seeds, "
+        "that is load and not the variant."
     )
-    return Table("equal_cost", "Gap at equal cost", frame, columns, note)
+    frame, seeds = _beside_seeds(statistics, gaps, [*GROUP, "cost"])
+    return [
+        Table("equal_cost", "Gap at equal cost", statistics, columns, note),
+        Table("equal_cost_gaps", "Gap at equal cost by seed", frame, [*names, *seeds], raw=gaps),
+    ]
 
 
-def _setting_column(frame: pd.DataFrame) -> Sequence[Column]:
+def _beside_seeds(
+    frame: pd.DataFrame, gaps: pd.DataFrame, group: list[str]
+) -> tuple[pd.DataFrame, list[Column]]:
+    """Rows of groups with the gap of each seed beside them, unless those are too many."""
+    if gaps["seed"].nunique() > MAX_COLUMN_SEEDS:
+        return frame, []
+    wide = gaps.pivot(index=group, columns="seed", values="gap")
+    columns = [Column(f"seed {seed}", (str(seed),), "+.4f") for seed in wide]
+    wide.columns = wide.columns.astype(str)
+    return frame.merge(wide.reset_index(), on=group), columns
+
+
+def setting_column(frame: pd.DataFrame) -> Sequence[Column]:
     """The setting, where there is more than the one without a name."""
     return [Column("setting", ("setting",))] if frame["setting"].astype(bool).any() else []

@@ -16,6 +16,10 @@ def print_report(report: Report, console: Console) -> None:
     for line in report.warnings:
         console.print(Text(f"warning: {line}", style="yellow"))
     for section in report.sections:
+        if section.text:
+            console.print()
+        for line in section.text:
+            console.print(Text(line))
         for table in section.tables:
             console.print()
             _print_table(table, console)

@@ -22,6 +22,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "description": report.description,
         "headline": list(report.headline),
         "warnings": list(report.warnings),
+        "text": {section.title: list(section.text) for section in report.sections if section.text},
         "tables": {
             table.name: _records(table.frame if table.raw is None else table.raw)
             for table in report.tables()
@@ -34,7 +35,8 @@ def write_report(
 ) -> Path:
     """Write `<folder>/<space>/`: the report in each format, its figures, runs and evaluations.
 
-    Returns the folder. Equal reports give equal files.
+    Those of the twins too, so that the folder tells what the report tells. Returns the folder.
+    Equal reports give equal files.
     """
     wanted = set(formats)
     files: dict[str, bytes] = {}
@@ -49,8 +51,9 @@ def write_report(
         png, svg = figure.images
         files[f"figures/{figure.name}.png"] = png
         files[f"figures/{figure.name}.svg"] = svg.encode()
-    files["runs.parquet"] = parquet_bytes(store.read_runs(report.run_ids))
-    files["evals.parquet"] = parquet_bytes(store.read_evals(report.run_ids))
+    run_ids = [*report.run_ids, *report.twin_ids]
+    files["runs.parquet"] = parquet_bytes(store.read_runs(run_ids))
+    files["evals.parquet"] = parquet_bytes(store.read_evals(run_ids))
     record = json.dumps(report.record, indent=1) + "\n"
     files[f"spaces/{report.space}/space.json"] = record.encode()
     for name, content in files.items():
