@@ -148,7 +148,7 @@ def test_a_cohort_whose_members_all_diverge_ends_early(tmp_path: Path) -> None:
     assert all(member.diverged_step is not None for member in trainer.members)
 
 
-@pytest.mark.parametrize("stop_after", [1, 7, 10, 19])
+@pytest.mark.parametrize("stop_after", [1, 7, 10, 19, 20])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
     planned = cohort(
         tmp_path, variant="triplu", grid={"seed": [1, 2], "learning_rate": [1e-3, 1e6]}
@@ -160,6 +160,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop_after: i
             break
     second = CohortTrainer(planned, corpus())
     second.restore(first.checkpoint())
+    second.prepare()
     for _ in train_cohort(second):
         pass
     assert second.resumes == 1

@@ -162,17 +162,17 @@ class CausalSelfAttention(Stacked):
 
     def forward(self, x: Tensor, time: int) -> Tensor:
         """Mix the positions of each sequence of length `time`; N is batch x time."""
+        head_width = x.shape[-1] // self.num_heads
+        parts = self.qkv(x).view(-1, time, 3 * x.shape[-1]).split(head_width, dim=-1)
+        # [heads x sequences, T, head width]: strided factors take twice as long.
         query, key, value = (
-            part.view(-1, time, self.num_heads, part.shape[-1] // self.num_heads)
-            .transpose(1, 2)
-            .flatten(0, 1)
-            for part in self.qkv(x).chunk(3, dim=-1)
+            torch.cat(parts[first : first + self.num_heads])
+            for first in range(0, len(parts), self.num_heads)
         )
-        scores = torch.bmm(query, key.transpose(1, 2)) * (query.shape[-1] ** -0.5)
+        scores = torch.bmm(query, key.transpose(1, 2)) * head_width**-0.5
         scores = scores + self.causal_mask[:time, :time].to(x.dtype)
-        mixed = torch.bmm(scores.softmax(-1), value)
-        mixed = mixed.view(-1, self.num_heads, time, query.shape[-1]).transpose(1, 2)
-        output: Tensor = self.output(mixed.reshape(x.shape))
+        mixed = torch.bmm(scores.softmax(-1), value).chunk(self.num_heads)
+        output: Tensor = self.output(torch.cat(mixed, dim=-1).view_as(x))
         return output
 
 

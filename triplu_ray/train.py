@@ -149,6 +149,8 @@ class CohortTrainer:
 
     def prepare(self) -> None:
         """Compile, or capture, an update: what takes time once, before the first step."""
+        if not self.running:
+            return
         self._look_ahead()
         self._offsets.copy_(self._ahead[0][0])
         if self._capture:

@@ -106,18 +106,24 @@ Loop = tuple[Callable[[], object], float]
 
 
 def _engine(subject: Subject, mode: Mode, device: str) -> Loop:
-    endless = {"num_steps": 1_000_000_000, "precision": mode.precision}
-    config = subject.config.model_copy(update=endless)
-    facts = CorpusFacts(subject.vocab_size, "")
-    runs = (
-        PlannedRun(config.model_copy(update={"seed": seed}), facts) for seed in range(mode.members)
-    )
-    trainer = CohortTrainer(
-        Cohort(tuple(runs)), _random_text(subject), device, compiled=mode.compiled
-    )
+    trainer = endless_trainer(subject, mode, device)
     started = time.perf_counter()
     trainer.prepare()
     return trainer.train_step, time.perf_counter() - started
+
+
+def endless_trainer(
+    subject: Subject, mode: Mode, device: str, *, capture: bool = True
+) -> CohortTrainer:
+    """A cohort of so many seeds that does not end, on random tokens."""
+    endless = {"num_steps": 1_000_000_000, "precision": mode.precision}
+    config = subject.config.model_copy(update=endless)
+    facts = CorpusFacts(subject.vocab_size, "")
+    runs = tuple(
+        PlannedRun(config.model_copy(update={"seed": seed}), facts) for seed in range(mode.members)
+    )
+    text = _random_text(subject)
+    return CohortTrainer(Cohort(runs), text, device, compiled=mode.compiled, capture=capture)
 
 
 def _plain_loop(subject: Subject, _mode: Mode, device: str) -> Loop:

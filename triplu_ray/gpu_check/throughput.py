@@ -7,14 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from triplu_ray import provenance
+from triplu_ray.bench.contestant import endless_trainer
 from triplu_ray.bench.subjects import Mode, Subject
-from triplu_ray.corpus import Corpus
 from triplu_ray.gpu_check.check import Check, Row
-from triplu_ray.plan import Cohort, CorpusFacts, PlannedRun
 from triplu_ray.sizing import Machine, cohort_size, compile_seconds, member_bytes
 from triplu_ray.train import CohortTrainer
 
@@ -159,7 +157,7 @@ def _timed(check: Check, subject: Subject, mode: Mode, capture: bool) -> Row:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    trainer = endless_trainer(subject, mode, check.device, capture)
+    trainer = endless_trainer(subject, mode, check.device, capture=capture)
     trainer.prepare()
     _run(trainer, 2)
     start_seconds = time.perf_counter() - started
@@ -189,20 +187,3 @@ def _run(trainer: CohortTrainer, steps: int) -> float:
         trainer.train_step()
     trainer.synchronize()
     return time.perf_counter() - started
-
-
-def endless_trainer(subject: Subject, mode: Mode, device: str, capture: bool) -> CohortTrainer:
-    """A cohort of so many seeds, on random tokens: speed does not depend on them."""
-    tokens = np.random.default_rng(1).integers(subject.vocab_size, size=100_000).astype(np.uint16)
-    names = tuple(map(str, range(subject.vocab_size)))
-    corpus = Corpus(tokens, tokens[:20_000], names, "", "random tokens")
-    config = subject.config.model_copy(
-        update={"precision": mode.precision, "num_steps": 1_000_000_000}
-    )
-    facts = CorpusFacts(subject.vocab_size, "")
-    runs = (
-        PlannedRun(config.model_copy(update={"seed": seed}), facts) for seed in range(mode.members)
-    )
-    return CohortTrainer(
-        Cohort(tuple(runs)), corpus, device, compiled=mode.compiled, capture=capture
-    )
