@@ -12,13 +12,7 @@ from variants import CONFIGS
 from triplu_ray.config import RunConfig, resolve_ffn
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
-from triplu_ray.plan import (
-    CorpusFacts,
-    Plan,
-    PlannedRun,
-    make_plan,
-    matched_width,
-)
+from triplu_ray.plan import CorpusFacts, Plan, PlannedRun, make_plan, matched_width
 from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND, Machine
 
 ffns = st.sampled_from(CONFIGS)
@@ -296,6 +290,8 @@ def test_auto_suits_the_machine() -> None:
     assert sizes(Machine(4, gpu_bytes)) == [6, 6, 6, 6]
     assert sizes(Machine(100, gpu_bytes)) == [1] * 24
     assert plan.on(Machine(4, gpu_bytes)).runs == plan.runs
+    fixed = plan_of({**SMALL, "cohort": 3})
+    assert fixed.on(Machine(1, gpu_bytes)).cohorts == fixed.cohorts
 
 
 def test_code_is_compiled_where_all_its_cohorts_together_pay_for_it() -> None:

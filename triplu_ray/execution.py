@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,12 +128,14 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-_compiled_losses: dict[tuple[Any, ...], CompiledLosses] = {}
+_compiled_losses: dict[tuple[str, str], CompiledLosses] = {}
 
 
 def compiled_losses(name: str, device: str) -> CompiledLosses:
     """The compiled function of a variant and its shapes, `name` being a hash of both."""
-    return _compiled_losses.setdefault((name, device), CompiledLosses(name, device))
+    if (name, device) not in _compiled_losses:
+        _compiled_losses[name, device] = CompiledLosses(name, device)
+    return _compiled_losses[name, device]
 
 
 def captured(function: Callable[[], object], state: Sequence[Tensor]) -> Callable[[], None]:

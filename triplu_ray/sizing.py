@@ -28,14 +28,15 @@ ASSUMED_GPU_BYTES = 24 * (1 << 30)
 """Where a plan for GPUs is made on a machine without one."""
 
 EAGER_FLOPS_PER_SECOND: dict[str, float] = {"fp32": 8e10, "bf16": 1.5e11, "tf32": 8e10}
-"""Of one core of a recent server, measured; on a GPU compiling pays later than this says."""
+"""Of one core of a recent server, measured; tf32, a GPU's, is assumed to be no slower than fp32."""
 
 SAVED_BY_COMPILING: dict[str, float] = {"fp32": 0.1, "bf16": 0.33, "tf32": 0.1}
-"""Share of an eager step's time, measured on a CPU."""
+"""Share of an eager step's time, measured on a CPU; that of tf32 is assumed."""
 
 GPU_ELEMENTS = 16_000_000
 """Elements of the residual stream of all members from which on a large GPU's kernels last ten
-times as long as its gaps between them, so that more members add little."""
+times as long as its gaps between them, so that more members add little: estimated from memory
+bandwidth, not measured."""
 
 GPU_MEMORY_SHARE = 0.8
 """Of a worker's GPU memory that a cohort may fill."""

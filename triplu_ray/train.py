@@ -132,8 +132,8 @@ class CohortTrainer:
         self.resumes = 0
 
         # What an update reads and notes, in place: where it runs is not where it is read.
-        empty = torch.zeros(members, config.batch_size, dtype=torch.int64, device=self.device)
-        self._offsets = empty
+        offsets_shape = (members, config.batch_size)
+        self._offsets = torch.zeros(offsets_shape, dtype=torch.int64, device=self.device)
         self._moving = torch.ones(members, dtype=torch.bool, device=self.device)
         self._steps_moved = torch.zeros(members, dtype=torch.int64, device=self.device)
         self._loss_sums = torch.zeros(members, dtype=torch.float64, device=self.device)
