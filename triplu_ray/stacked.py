@@ -9,6 +9,7 @@ M members, N positions (batch x time), B batch, T time, D model width, H heads, 
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,9 +32,35 @@ def normal(shape: Sequence[int], std: float) -> Initializer:
     return lambda _, generator: generator.standard_normal(tuple(shape)) * std
 
 
+def uniform(shape: Sequence[int], std: float) -> Initializer:
+    """Uniform around 0 with a standard deviation, independent entries."""
+    bound = 3**0.5 * std
+    return lambda _, generator: generator.uniform(-bound, bound, tuple(shape))
+
+
 def constant(value: float) -> Initializer:
     """The same value everywhere."""
     return lambda _member, _generator: value
+
+
+Start = Callable[[int, int], Initializer]
+"""How the weights of a linear map begin, given its numbers of inputs and outputs."""
+
+
+def normal_start(std: float) -> Start:
+    """N(0, std), whatever the sizes."""
+    return lambda inputs, outputs: normal((inputs, outputs), std)
+
+
+NORMAL_START = normal_start(0.02)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """How linear maps begin: those that read a norm's output, and those that write the residual."""
+
+    inputs: Start = NORMAL_START
+    outputs: Start = NORMAL_START
 
 
 class Stacked(nn.Module):
@@ -43,13 +70,22 @@ class Stacked(nn.Module):
         super().__init__()
         self.members = members
         self.initializers: dict[str, Initializer] = {}
+        self.undecayed: set[str] = set()
+        """Names of own parameters that never take weight decay."""
 
-    def declare(self, name: str, shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
+    def declare(
+        self, name: str, shape: Sequence[int], initializer: Initializer, *, decayed: bool = True
+    ) -> nn.Parameter:
         """Register a parameter `[members, *shape]`, to be filled by `initialize`."""
         parameter = nn.Parameter(torch.zeros(self.members, *shape))
         self.register_parameter(name, parameter)
         self.initializers[name] = initializer
+        if not decayed:
+            self.undecayed.add(name)
         return parameter
+
+    def settle(self) -> None:
+        """Set what depends on several initial values, once all are drawn."""
 
 
 @torch.no_grad()
@@ -68,19 +104,28 @@ def initialize(model: nn.Module, seeds: Sequence[int]) -> None:
                 generator = keyed_generator("weights", seed, f"{module_name}.{name}")
                 values = np.asarray(initializer(member, generator), dtype=np.float32)
                 parameter[member] = torch.from_numpy(values)
+    for module in model.modules():
+        if isinstance(module, Stacked):
+            module.settle()
 
 
 class Linear(Stacked):
-    """`[M, N, inputs] -> [M, N, outputs]`, weights `[M, inputs, outputs]` N(0, std), bias 0.
+    """`[M, N, inputs] -> [M, N, outputs]`, weights `[M, inputs, outputs]`, a bias begins at 0.
 
     Weights are fp32 and take part in the dtype of the input.
     """
 
     def __init__(
-        self, members: int, inputs: int, outputs: int, *, bias: bool = False, std: float = 0.02
+        self,
+        members: int,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        start: Start = NORMAL_START,
     ) -> None:
         super().__init__(members)
-        self.weight = self.declare("weight", (inputs, outputs), normal((inputs, outputs), std))
+        self.weight = self.declare("weight", (inputs, outputs), start(inputs, outputs))
         self.bias = self.declare("bias", (outputs,), constant(0.0)) if bias else None
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -144,6 +189,8 @@ class Embedding(Stacked):
 class CausalSelfAttention(Stacked):
     """Multi-head attention over earlier positions, with biases; `[M, N, D] -> [M, N, D]`.
 
+    `multiplies_values`: values are multiplied by one more projection, which has no bias.
+
     Explicit products and softmax on gathered heads: at the short contexts of tiny models faster
     than the fused kernel, whose bf16 version takes 38 % of a step on a CPU.
     """
@@ -151,12 +198,22 @@ class CausalSelfAttention(Stacked):
     causal_mask: Tensor
 
     def __init__(
-        self, members: int, width: int, num_heads: int, context_length: int, *, output_std: float
+        self,
+        members: int,
+        width: int,
+        num_heads: int,
+        context_length: int,
+        starts: Starts,
+        *,
+        multiplies_values: bool = False,
     ) -> None:
         super().__init__(members)
         self.num_heads = num_heads
-        self.qkv = Linear(members, width, 3 * width, bias=True)
-        self.output = Linear(members, width, width, bias=True, std=output_std)
+        self.qkv = Linear(members, width, 3 * width, bias=True, start=starts.inputs)
+        self.output = Linear(members, width, width, bias=True, start=starts.outputs)
+        self.value_factor = (
+            Linear(members, width, width, start=starts.inputs) if multiplies_values else None
+        )
         mask = torch.full((context_length, context_length), -math.inf).triu(1)
         self.register_buffer("causal_mask", mask, persistent=False)
 
@@ -169,6 +226,9 @@ class CausalSelfAttention(Stacked):
             torch.cat(parts[first : first + self.num_heads])
             for first in range(0, len(parts), self.num_heads)
         )
+        if self.value_factor is not None:
+            factor = self.value_factor(x).view(-1, time, x.shape[-1])
+            value = value * torch.cat(factor.split(head_width, dim=-1))
         scores = torch.bmm(query, key.transpose(1, 2)) * head_width**-0.5
         scores = scores + self.causal_mask[:time, :time].to(x.dtype)
         mixed = torch.bmm(scores.softmax(-1), value).chunk(self.num_heads)

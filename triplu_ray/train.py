@@ -25,6 +25,7 @@ from triplu_ray.execution import (
     member_losses,
     set_matmul_precision,
 )
+from triplu_ray.ffn import FeedForwardLayer
 from triplu_ray.model import Decoder
 from triplu_ray.optim import MemberAdamW
 from triplu_ray.plan import Cohort
@@ -111,6 +112,11 @@ class CohortTrainer:
         self.model = Decoder(ffns, shape, config.initialization, config.precision)
         initialize(self.model, [config.seed for config in self.configs])
         self.model.to(self.device)
+        self._branches = [
+            (name, module)
+            for name, module in self.model.named_modules()
+            if isinstance(module, FeedForwardLayer)
+        ]
         self.optimizer = MemberAdamW(
             self.model,
             weight_decays=[config.weight_decay for config in self.configs],
@@ -153,6 +159,7 @@ class CohortTrainer:
             return
         self._look_ahead()
         self._offsets.copy_(self._ahead[0][0])
+        self._begin_step()
         if self._capture:
             noted = [self._moving, self._steps_moved, self._loss_sums, self._loss_counts]
             state = [*noted, self.optimizer.gradients, *self.optimizer.state().values()]
@@ -173,6 +180,7 @@ class CohortTrainer:
         offsets, rates = self._ahead.popleft()
         self._offsets.copy_(offsets)
         self.optimizer.rates.copy_(rates)
+        self._begin_step()
         self._run_update()
         self.step += 1
         self.seconds += time.perf_counter() - started
@@ -192,6 +200,11 @@ class CohortTrainer:
         rates = factors[:, None] * np.array([c.learning_rate for c in self.configs])
         uploaded = torch.from_numpy(np.array(offsets)).to(self.device)
         self._ahead = deque(zip(uploaded, torch.from_numpy(rates).to(self.device), strict=True))
+
+    def _begin_step(self) -> None:
+        seeds, size = [config.seed for config in self.configs], self.config.batch_size
+        for name, branch in self._branches:
+            branch.begin_step(name, seeds, size, self.step, self.config.num_steps)
 
     def _training_losses(self) -> Tensor:
         batch = windows(self.train_tokens, self._offsets, self.config.context_length)
@@ -224,6 +237,8 @@ class CohortTrainer:
     def evaluate(self) -> tuple[Evaluation, ...]:
         """Mean loss over the validation batches of every member that has not diverged."""
         self.synchronize()
+        for _, branch in self._branches:
+            branch.begin_evaluation()
         total = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
         # Compiled code keeps one graph, that of the training step, whose forward half this is.
         with torch.set_grad_enabled(self.compiled):

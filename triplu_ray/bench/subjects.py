@@ -132,15 +132,19 @@ def products(shape: ModelShape, ffn: FeedForwardConfig, batch_size: int) -> list
     """
     positions, width, time = batch_size * shape.context_length, shape.d_model, shape.context_length
     heads, head_width = batch_size * shape.num_heads, shape.d_model // shape.num_heads
-    layer: list[Size] = [
+    attention: list[Size] = [
         (1, positions, width, 3 * width),
         (1, positions, width, width),
         (heads, time, head_width, time),
         (heads, time, time, head_width),
-        *[(1, positions, width, shape.hidden)] * ffn.num_streams,
-        (1, positions, shape.hidden, width),
     ]
-    forward = [*layer * shape.num_layers, (1, positions, width, shape.vocab_size)]
+    branches: list[Size] = [
+        (1, positions, inputs, outputs)
+        for layer, hidden in shape.layers_of(ffn)
+        for inputs, outputs in layer.projections(width, hidden)
+    ]
+    head = (1, positions, width, shape.vocab_size)
+    forward = [*attention * shape.num_layers, *branches, head]
     return [
         size
         for count, m, k, n in forward
