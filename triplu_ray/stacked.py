@@ -43,12 +43,21 @@ class Stacked(nn.Module):
         super().__init__()
         self.members = members
         self.initializers: dict[str, Initializer] = {}
+        self.undecayed: set[str] = set()
+        """Names of its parameters that weight decay never acts on."""
 
-    def declare(self, name: str, shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
-        """Register a parameter `[members, *shape]`, to be filled by `initialize`."""
+    def declare(
+        self, name: str, shape: Sequence[int], initializer: Initializer, *, decayed: bool = True
+    ) -> nn.Parameter:
+        """Register a parameter `[members, *shape]`, to be filled by `initialize`.
+
+        Weight decay acts on it as the run's `decay` says, or never if it is not `decayed`.
+        """
         parameter = nn.Parameter(torch.zeros(self.members, *shape))
         self.register_parameter(name, parameter)
         self.initializers[name] = initializer
+        if not decayed:
+            self.undecayed.add(name)
         return parameter
 
 
