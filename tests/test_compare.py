@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from triplu_ray import compare
 from triplu_ray.compare import Comparison
+from triplu_ray.config import ADDED_KEYS
 
 PAPER_GAPS = (0.0322, 0.0259, 0.0558)
 LOSSES = st.lists(
@@ -44,6 +45,17 @@ def test_settings_are_what_varies_beside_variant_and_seed() -> None:
         ["num_layers=2", "triplu", 1],
     ]
     assert len(order) == 8
+
+
+def test_a_key_added_since_a_run_was_stored_is_no_difference() -> None:
+    older, newer = planned_run("triplu", 1), planned_run("triplu", 2, **ADDED_KEYS)
+    runs = [stored_run(older, 1.0), stored_run(newer, 1.1)]
+    comparison = compare.tidy(*frames(runs, [older, newer]), None)
+    assert comparison.context == ()
+    muon = planned_run("triplu", 2, momentum=0.9)
+    runs = [stored_run(older, 1.0), stored_run(muon, 1.1)]
+    comparison = compare.tidy(*frames(runs, [older, muon]), None)
+    assert comparison.runs["setting"].tolist() == ["momentum=0.9", "momentum=0.95"]
 
 
 def test_what_varies_within_a_variant_extends_its_label() -> None:

@@ -1,4 +1,5 @@
 import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -7,13 +8,16 @@ from variants import KINDS
 
 from triplu_ray import config as config_module
 from triplu_ray.config import (
+    ADDED_KEYS,
     FFN_KEYS,
+    SCHEMA_VERSION,
     VARIANTS,
     RunConfig,
     explain,
     ffn_keys_of,
     resolve_ffn,
     short_hash,
+    with_added_keys,
 )
 from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
@@ -22,7 +26,7 @@ from triplu_ray.ffn import ALIASES, Product
 SHA = "5eed" * 16
 TRIPLU = {"kind": "product", "degree": 3, "gain": 5.0}
 
-# Another valid value for every key that has one.
+# Another valid value for every key that has one, and for those of Muon, beside MUON.
 OTHER: dict[str, Any] = {
     "corpus": "text",
     "train_bytes": None,
@@ -51,7 +55,9 @@ OTHER: dict[str, Any] = {
     "seed": 2,
     "precision": "bf16",
 }
-WITH_ONE_VALUE = {"tokenizer", "optimizer"}
+MUON: dict[str, Any] = {"optimizer": "muon", "adamw_learning_rate": 1e-3}
+OTHER_OF_MUON: dict[str, Any] = {"adamw_learning_rate": 2e-3, "momentum": 0.9}
+WITH_ONE_VALUE = {"tokenizer"}
 PLACES = {"train_file", "validation_file"}
 
 
@@ -66,12 +72,35 @@ def test_run_id_is_pinned() -> None:
 
 
 def test_there_is_another_value_for_every_key() -> None:
-    assert OTHER.keys() | WITH_ONE_VALUE | PLACES == RunConfig.model_fields.keys()
+    keys = OTHER.keys() | MUON.keys() | OTHER_OF_MUON.keys() | WITH_ONE_VALUE | PLACES
+    assert keys == RunConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("key", OTHER)
 def test_every_key_counts_in_the_run_id(key: str) -> None:
     assert config(**{key: OTHER[key]}).run_id(SHA) != config().run_id(SHA)
+
+
+def test_muon_and_its_keys_count_in_the_run_id() -> None:
+    changes = [{key: value} for key, value in OTHER_OF_MUON.items()]
+    runs = [config(), *(config(**{**MUON, **change}) for change in [{}, *changes])]
+    assert len({run.run_id(SHA) for run in runs}) == 4
+
+
+def test_an_added_key_counts_in_the_run_id_only_where_it_says_something_new() -> None:
+    before = config().model_dump(exclude={*PLACES, *ADDED_KEYS})
+    before |= {"schema": SCHEMA_VERSION, "corpus_sha256": SHA}
+    assert config().run_id(SHA) == short_hash(before)
+    assert config(**MUON).run_id(SHA) == short_hash({**before, **MUON})
+    other = config(**MUON, momentum=0.9)
+    assert other.run_id(SHA) == short_hash({**before, **MUON, "momentum": 0.9})
+
+
+def test_an_older_configuration_is_read_with_the_keys_added_since() -> None:
+    now = config().model_dump()
+    older = {key: value for key, value in now.items() if key not in ADDED_KEYS}
+    assert with_added_keys(older) == with_added_keys(json.dumps(older)) == now
+    assert with_added_keys({**older, "momentum": 0.9})["momentum"] == 0.9
 
 
 @pytest.mark.parametrize(
@@ -87,7 +116,10 @@ def test_nothing_is_left_out_of_the_identity(monkeypatch: pytest.MonkeyPatch) ->
     hashed: list[dict[str, Any]] = []
     monkeypatch.setattr(config_module, "short_hash", hashed.append)
     config().run_id(SHA)
-    assert hashed[0].keys() == {*OTHER, *WITH_ONE_VALUE, "schema", "corpus_sha256"}
+    config(**MUON, momentum=0.9).run_id(SHA)
+    always = {*OTHER, *WITH_ONE_VALUE, "optimizer", "schema", "corpus_sha256"}
+    assert hashed[0].keys() == always
+    assert hashed[1].keys() == {*always, *ADDED_KEYS}
     assert hashed[0]["ffn"].keys() == Product.model_fields.keys()
 
 
@@ -107,6 +139,18 @@ def test_whole_numbers_are_the_same_run_as_decimals() -> None:
 def test_members_may_differ_in_seed_rate_and_decay_only(key: str) -> None:
     same = config(**{key: OTHER[key]}).cohort_key == config().cohort_key
     assert same == (key in {"seed", "learning_rate", "weight_decay"})
+
+
+def test_members_may_differ_in_the_rate_of_adamw_but_not_in_the_optimizer() -> None:
+    muon = config(**MUON)
+    assert config(**{**MUON, "adamw_learning_rate": 2e-3}).cohort_key == muon.cohort_key
+    assert config(**MUON, momentum=0.9).cohort_key != muon.cohort_key
+    assert config().cohort_key != muon.cohort_key
+
+
+def test_an_optimizer_has_its_rates_in_order() -> None:
+    assert config(learning_rate=0.5).learning_rates == [0.5]
+    assert config(learning_rate=0.5, **MUON).learning_rates == [0.5, 1e-3]
 
 
 def test_members_may_differ_in_gain_but_not_in_degree() -> None:
@@ -151,7 +195,22 @@ def test_configuration_cannot_be_changed() -> None:
         ({"learning_rate": "1e-3"}, "learning_rate: expected a valid number, got '1e-3'"),
         ({"schedule": "step"}, "schedule: expected 'constant', 'cosine' or 'linear', got 'step'"),
         ({"hidden": None}, "hidden: expected a valid integer, got None"),
-        ({"momentum": 0.9}, "momentum: unknown key"),
+        ({"nesterov": True}, "nesterov: unknown key"),
+        ({"momentum": 0.9}, "momentum: expected optimizer: muon beside it, got adamw"),
+        (
+            {"adamw_learning_rate": 1e-3},
+            "adamw_learning_rate: expected optimizer: muon beside it, got adamw",
+        ),
+        (
+            {"optimizer": "muon"},
+            "adamw_learning_rate: expected a value with optimizer: muon, got none",
+        ),
+        ({**MUON, "momentum": 1.0}, "momentum: expected less than 1, got 1.0"),
+        (
+            {"optimizer": "muon", "adamw_learning_rate": 0.0},
+            "adamw_learning_rate: expected greater than 0, got 0.0",
+        ),
+        ({"optimizer": "sgd"}, "optimizer: expected 'adamw' or 'muon', got 'sgd'"),
         (
             {"ffn": {**TRIPLU, "degree": 1}},
             "ffn.degree: expected greater than or equal to 2, got 1",

@@ -11,7 +11,7 @@ from torch import nn
 from triplu_ray.ffn import Product
 from triplu_ray.model import Decoder, ModelShape
 from triplu_ray.optim import MemberAdamW, Schedule, schedule_factor
-from triplu_ray.stacked import initialize
+from triplu_ray.stacked import Stacked, initialize
 
 ALL = torch.ones(3, dtype=torch.bool)
 
@@ -114,6 +114,27 @@ def test_state_continues_exactly() -> None:
         either.backward(member_losses(model, 1.0))
         either.step(ALL[:2])
     assert torch.equal(optimizer.values, resumed.values)
+
+
+@pytest.mark.parametrize("decay", ["all", "matrices"])
+def test_what_a_module_declares_undecayed_never_decays(decay: str) -> None:
+    model = small_model(2)
+    ffn = model.get_submodule("blocks.0.ffn")
+    assert isinstance(ffn, Stacked)
+    ffn.undecayed.add("gain")
+    model.undecayed.add("positions")
+    model.head.undecayed.add("weight")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    optimizer = adamw(model, 2, decay=decay, weight_decays=[0.5, 0.0], learning_rates=[0.1, 0.1])
+    optimizer.step(ALL[:2])
+    kept = {"positions", "head.weight", "blocks.0.ffn.gain"}
+    if decay == "matrices":
+        kept |= {n for n, p in model.named_parameters() if p.dim() < 3 or n.startswith("embedding")}
+    for name, parameter in model.named_parameters():
+        assert (parameter[0] == (1.0 if name in kept else 0.95)).all(), name
+        assert (parameter[1] == 1.0).all()
 
 
 def test_parameters_are_views_of_the_members_rows() -> None:

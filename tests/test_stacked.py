@@ -29,6 +29,13 @@ def test_a_member_starts_as_it_would_alone() -> None:
     assert torch.count_nonzero(together.weight) == together.weight.numel()
 
 
+def test_a_module_says_which_of_its_parameters_never_decay() -> None:
+    layer = stacked.Stacked(2)
+    layer.declare("weight", (3,), stacked.constant(1.0))
+    layer.declare("offset", (3,), stacked.constant(1.0), decayed=False)
+    assert layer.undecayed == {"offset"}
+
+
 def test_weights_have_the_stated_spread() -> None:
     layer = stacked.Linear(1, 300, 400, bias=True)
     stacked.initialize(layer, [1])

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
+from triplu_ray.config import with_added_keys
+
 Floats = npt.NDArray[np.float64]
 
 LOSSES = ["best_val_loss", "final_val_loss"]
@@ -55,8 +57,9 @@ def tidy(runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None) -> Com
     """
     missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
     rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
-    configs = pd.DataFrame([dict(_flatten(config)) for config in rows["config"]], dtype=object)
-    configs = configs.infer_objects()
+    configs = pd.DataFrame(
+        [dict(_flatten(with_added_keys(config))) for config in rows["config"]], dtype=object
+    ).infer_objects()
     varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
     layer = [key for key in varying if key.startswith("ffn.")]
     context = [key for key in varying if key not in [*layer, "hidden", "seed"]]
@@ -305,10 +308,9 @@ def settings(rows: pd.DataFrame, context: Sequence[str]) -> "pd.Series[str]":
     return reduce(lambda text, part: text + ", " + part, parts) if parts else nothing
 
 
-def _flatten(config: str | Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and plain values of a nested configuration."""
-    items: Mapping[str, Any] = json.loads(config) if isinstance(config, str) else config
-    for key, value in items.items():
+    for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         else:

@@ -24,7 +24,14 @@ from triplu_ray.model import Initialization, ModelShape, Precision
 from triplu_ray.optim import Decay, Schedule, schedule_factor
 
 SCHEMA_VERSION = 1
-"""Part of every run's id; raised when a key is added or changes its meaning."""
+"""Part of every run's id; raised when a key changes its meaning."""
+
+ADDED_KEYS: dict[str, Any] = {"adamw_learning_rate": None, "momentum": 0.95}
+"""Keys added after the first release, each with the value that says what was the case before.
+
+At that value a key is no part of a run's id, so the ids of existing runs stay. The values are
+fixed: a default may change, these may not.
+"""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -52,8 +59,13 @@ class RunConfig(BaseModel):
     context_length: PositiveInt = 64
     initialization: Initialization = "normal"
 
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` updates the weights of the blocks' linear maps, and leaves the rest to AdamW."""
     learning_rate: Positive = 3e-4
+    adamw_learning_rate: Positive | None = None
+    """Beside `muon` only: the rate of the rest. Both rates follow the schedule."""
+    momentum: Beta = 0.95
+    """Muon's; the betas are AdamW's."""
     weight_decay: NonNegative = 0.1
     beta1: Beta = 0.9
     beta2: Beta = 0.999
@@ -80,6 +92,12 @@ class RunConfig(BaseModel):
         for key in ("train_file", "validation_file"):
             if self.corpus != "text" and getattr(self, key) is not None:
                 raise ValueError(f"{key}: expected corpus: text beside it, got {self.corpus}")
+        for key in ("adamw_learning_rate", "momentum"):
+            given = getattr(self, key) != RunConfig.model_fields[key].default
+            if self.optimizer != "muon" and given:
+                raise ValueError(f"{key}: expected optimizer: muon beside it, got {self.optimizer}")
+        if self.optimizer == "muon" and self.adamw_learning_rate is None:
+            raise ValueError("adamw_learning_rate: expected a value with optimizer: muon, got none")
         if self.warmup_steps > self.num_steps:
             raise ValueError(
                 f"warmup_steps: expected at most num_steps ({self.num_steps}), "
@@ -113,8 +131,14 @@ class RunConfig(BaseModel):
         """Token positions of one update."""
         return self.batch_size * self.context_length
 
+    @property
+    def learning_rates(self) -> list[float]:
+        """Peaks of all the learning rates that its optimizer has, in the optimizer's order."""
+        rates = [self.learning_rate, self.adamw_learning_rate]
+        return [rate for rate in rates if rate is not None]
+
     def learning_rate_factor(self, step: int) -> float:
-        """The learning rate of an update (from 0) over its peak."""
+        """A learning rate of an update (from 0) over its peak."""
         return schedule_factor(
             self.schedule,
             step,
@@ -129,14 +153,16 @@ class RunConfig(BaseModel):
 
         Where the text lies does not count, what it says does.
         """
-        identity = self.model_dump(exclude={"train_file", "validation_file"})
+        places = {"train_file", "validation_file"}
+        as_before = {key for key, value in ADDED_KEYS.items() if getattr(self, key) == value}
+        identity = self.model_dump(exclude=places | as_before)
         identity |= {"schema": SCHEMA_VERSION, "corpus_sha256": corpus_sha256}
         return short_hash(identity)
 
     @property
     def cohort_key(self) -> str:
         """Equal for runs that can be members of one cohort."""
-        ignored = {"seed", "learning_rate", "weight_decay"}
+        ignored = {"seed", "learning_rate", "adamw_learning_rate", "weight_decay"}
         shared = self.model_dump(exclude={*ignored, "ffn"}) | {"ffn": self._ffn_structure()}
         return json.dumps(shared, sort_keys=True)
 
@@ -152,6 +178,11 @@ class RunConfig(BaseModel):
     def pair_key(self) -> str:
         """Equal for runs that differ at most in the feed-forward layer."""
         return json.dumps(self.model_dump(exclude={"ffn", "hidden"}), sort_keys=True)
+
+
+def with_added_keys(config: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration, or its JSON, with the keys that came after it was stored."""
+    return ADDED_KEYS | (json.loads(config) if isinstance(config, str) else dict(config))
 
 
 def short_hash(content: Any) -> str:

@@ -2,18 +2,24 @@
 
 All parameters of a cohort lie in one buffer `[members, size]`, so a member is one row: its norm,
 update, copy and checkpoint are single operations, and exactly those it would see alone.
+
+M members
 """
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from triplu_ray.stacked import Stacked
+
 Schedule = Literal["constant", "cosine", "linear"]
 Decay = Literal["all", "matrices"]
-"""Which parameters weight decay acts on: all, or (minGPT) the weights of linear maps only."""
+"""Which parameters weight decay acts on: all, or (minGPT) the weights of linear maps only; in both
+cases without those that their module declares as undecayed."""
 
 
 def schedule_factor(
@@ -40,54 +46,36 @@ def schedule_factor(
     return final_ratio + (1 - final_ratio) * remaining
 
 
-class MemberAdamW:
-    """One torch AdamW over the rows of a stacked model, each with its own rate, decay and clip.
+class Group(NamedTuple):
+    """Parameters that lie side by side in a member's row and are treated alike."""
 
-    Moves the model's parameters into the buffer `values` `[members, size]`, of which they are views
-    from then on; `gradients` is the buffer of their gradients. All that an update reads and writes
-    stays where it is in memory, as a CUDA graph needs it.
+    parameters: list[nn.Parameter]
+    decayed: bool
+    """Whether weight decay acts on them."""
+
+
+class MemberOptimizer:
+    """The rows that an optimizer of a stacked model works on, and what all optimizers do with them.
+
+    Moves the parameters, group by group, into the buffer `values` `[M, size]`, of which they are
+    views from then on; `gradients` is the buffer of their gradients. All that an update reads and
+    writes stays where it is in memory, as a CUDA graph needs it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        weight_decays: Sequence[float],
-        betas: tuple[float, float],
-        decay: Decay,
-        gradient_clip: float,
-    ) -> None:
+    def __init__(self, groups: Sequence[Group], *, num_rates: int, gradient_clip: float) -> None:
         self.gradient_clip = gradient_clip
-        named = list(model.named_parameters())
-        decayed = [p for name, p in named if decay == "all" or _is_matrix(name, p)]
-        spared = [p for name, p in named if not (decay == "all" or _is_matrix(name, p))]
-        self._parameters = [*decayed, *spared]
+        self._parameters = [p for group in groups for p in group.parameters]
         self.values = _into_rows(self._parameters)
         self.gradients = torch.zeros_like(self.values)
         sizes = [p[0].numel() for p in self._parameters]
         self._gradient_parts = torch.split(self.gradients, sizes, dim=1)
-
-        on_gpu = self.values.is_cuda
-        dtype = torch.float32 if on_gpu else torch.float64  # what the fused kernels read
-        self.rates = torch.zeros(len(self.values), dtype=dtype, device=self.values.device)
-        """Learning rates of the next update `[M]`."""
-
-        # A member's row is one tensor to AdamW, or two: what decays and what does not.
-        boundaries = [sum(sizes[: len(decayed)])] if decayed and spared else []
-        ends = [*boundaries, self.values.shape[1]]
-        slices = [slice(a, b) for a, b in zip([0, *boundaries], ends, strict=True)]
-        shares = [1.0] * bool(decayed) + [0.0] * bool(spared)
-        self._rows = [[row[part] for part in slices] for row in self.values]
-        groups = [
-            {"params": [row], "weight_decay": weight_decays[member] * share, "lr": rate}
-            for member, (rows, rate) in enumerate(zip(self._rows, self.rates, strict=True))
-            for row, share in zip(rows, shares, strict=True)
-        ]
-        self._adamw = torch.optim.AdamW(groups, betas=betas, fused=True, capturable=on_gpu)
-        for member, rows in enumerate(self._rows):
-            for row, part in zip(rows, slices, strict=True):
-                row.grad = self.gradients[member, part]
-        self._allocate_moments()
+        ends = itertools.accumulate(sum(p[0].numel() for p in g.parameters) for g in groups)
+        self.columns = [slice(*pair) for pair in itertools.pairwise([0, *ends])]
+        """Where in a row each group lies."""
+        dtype = torch.float32 if self.values.is_cuda else torch.float64  # what fused kernels read
+        size = (num_rates, len(self.values))
+        self.rates = torch.zeros(size, dtype=dtype, device=self.values.device)
+        """Learning rates of the next update `[num_rates, M]`; each optimizer says whose."""
 
     def backward(self, losses: Tensor) -> None:
         """Set `gradients` to those of the members' losses `[M]`; members share nothing."""
@@ -106,10 +94,49 @@ class MemberAdamW:
         return norms
 
     def step(self, moving: Tensor) -> None:
-        """Update the members of the mask `moving` `[M]` with `rates`; leave the others alone."""
+        """Update the members of the mask `moving` `[M]` with `rates`; leave the others alone.
+
+        Here gradients and rates of the others become 0; the update is each optimizer's own.
+        """
         self.gradients.masked_fill_(~moving[:, None], 0.0)
         self.rates.mul_(moving)
-        self._adamw.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything an exact continuation needs: parameters, moments, update counts."""
+        return {"values": self.values}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state()`."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+class AdamWRows:
+    """One torch AdamW over groups of columns of an optimizer's rows; a member's are its own."""
+
+    def __init__(
+        self,
+        optimizer: MemberOptimizer,
+        groups: Sequence[Group],
+        columns: Sequence[slice],
+        *,
+        rates: Tensor,
+        weight_decays: Sequence[float],
+        betas: tuple[float, float],
+    ) -> None:
+        # A member's row is one tensor to AdamW, or two: what decays and what does not.
+        self._rows = [[row[part] for part in columns] for row in optimizer.values]
+        settings = [
+            {"params": [row], "weight_decay": weight_decay * group.decayed, "lr": rate}
+            for rows, rate, weight_decay in zip(self._rows, rates, weight_decays, strict=True)
+            for row, group in zip(rows, groups, strict=True)
+        ]
+        on_gpu = optimizer.values.is_cuda
+        self._adamw = torch.optim.AdamW(settings, betas=betas, fused=True, capturable=on_gpu)
+        for rows, gradient in zip(self._rows, optimizer.gradients, strict=True):
+            for row, part in zip(rows, columns, strict=True):
+                row.grad = gradient[part]
+        self._allocate_moments()
 
     def _allocate_moments(self) -> None:
         """Let AdamW make its state, by an update that changes nothing."""
@@ -117,19 +144,72 @@ class MemberAdamW:
         for state in self._adamw.state.values():
             state["step"].zero_()
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything an exact continuation needs: parameters, moments, update counts."""
-        state = {"values": self.values}
-        for member, rows in enumerate(self._rows):
-            for part, row in enumerate(rows):
-                for name, tensor in self._adamw.state[row].items():
-                    state[f"{name}.{member}.{part}"] = tensor
-        return state
+    def step(self) -> None:
+        """Update with the rates and gradients that lie in the optimizer's buffers."""
+        self._adamw.step()
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state()`."""
-        for name, tensor in self.state().items():
-            tensor.copy_(state[name])
+    def state(self) -> dict[str, Tensor]:
+        """Moments and update counts."""
+        return {
+            f"{name}.{member}.{part}": tensor
+            for member, rows in enumerate(self._rows)
+            for part, row in enumerate(rows)
+            for name, tensor in self._adamw.state[row].items()
+        }
+
+
+class MemberAdamW(MemberOptimizer):
+    """AdamW for all parameters; `rates` is `[1, M]`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        weight_decays: Sequence[float],
+        betas: tuple[float, float],
+        decay: Decay,
+        gradient_clip: float,
+    ) -> None:
+        groups = split_by_decay(dict(model.named_parameters()), decayed_names(model, decay))
+        super().__init__(groups, num_rates=1, gradient_clip=gradient_clip)
+        self._adamw = AdamWRows(
+            self,
+            groups,
+            self.columns,
+            rates=self.rates[0],
+            weight_decays=weight_decays,
+            betas=betas,
+        )
+
+    def step(self, moving: Tensor) -> None:
+        """See MemberOptimizer.step."""
+        super().step(moving)
+        self._adamw.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """See MemberOptimizer.state."""
+        return super().state() | self._adamw.state()
+
+
+def decayed_names(model: nn.Module, decay: Decay) -> set[str]:
+    """Names of the parameters that weight decay acts on."""
+    undecayed = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, Stacked)
+        for name in module.undecayed
+    }
+    named = model.named_parameters()
+    return {name for name, p in named if decay == "all" or _is_matrix(name, p)} - undecayed
+
+
+def split_by_decay(named: Mapping[str, nn.Parameter], decayed: set[str]) -> list[Group]:
+    """What decays and what does not, without a group that would be empty."""
+    groups = [
+        Group([p for name, p in named.items() if (name in decayed) == wanted], wanted)
+        for wanted in (True, False)
+    ]
+    return [group for group in groups if group.parameters]
 
 
 def _is_matrix(name: str, parameter: Tensor) -> bool:

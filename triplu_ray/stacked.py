@@ -71,12 +71,15 @@ class Stacked(nn.Module):
         self.members = members
         self.initializers: dict[str, Initializer] = {}
         self.undecayed: set[str] = set()
-        """Names of own parameters that never take weight decay."""
+        """Names of its parameters that weight decay never acts on."""
 
     def declare(
         self, name: str, shape: Sequence[int], initializer: Initializer, *, decayed: bool = True
     ) -> nn.Parameter:
-        """Register a parameter `[members, *shape]`, to be filled by `initialize`."""
+        """Register a parameter `[members, *shape]`, to be filled by `initialize`.
+
+        Weight decay acts on it as the run's `decay` says, or never if it is not `decayed`.
+        """
         parameter = nn.Parameter(torch.zeros(self.members, *shape))
         self.register_parameter(name, parameter)
         self.initializers[name] = initializer

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from triplu_ray.execution import (
 )
 from triplu_ray.ffn import FeedForwardLayer
 from triplu_ray.model import Decoder
-from triplu_ray.optim import MemberAdamW
+from triplu_ray.muon import MemberMuon
+from triplu_ray.optim import MemberAdamW, MemberOptimizer
 from triplu_ray.plan import Cohort
 from triplu_ray.stacked import initialize
 
@@ -117,7 +119,10 @@ class CohortTrainer:
             for name, module in self.model.named_modules()
             if isinstance(module, FeedForwardLayer)
         ]
-        self.optimizer = MemberAdamW(
+        optimizer: Callable[..., MemberOptimizer] = MemberAdamW
+        if config.optimizer == "muon":
+            optimizer = partial(MemberMuon, momentum=config.momentum)
+        self.optimizer = optimizer(
             self.model,
             weight_decays=[config.weight_decay for config in self.configs],
             betas=(config.beta1, config.beta2),
@@ -197,7 +202,8 @@ class CohortTrainer:
             for step in steps
         ]
         factors = np.array([config.learning_rate_factor(step) for step in steps])
-        rates = factors[:, None] * np.array([c.learning_rate for c in self.configs])
+        peaks = np.array([c.learning_rates for c in self.configs]).T
+        rates = factors[:, None, None] * peaks
         uploaded = torch.from_numpy(np.array(offsets)).to(self.device)
         self._ahead = deque(zip(uploaded, torch.from_numpy(rates).to(self.device), strict=True))
 
@@ -211,7 +217,7 @@ class CohortTrainer:
         return self._losses(self.model, batch)
 
     def _update(self) -> None:
-        """Losses, gradients, clip, AdamW. Runs on the device alone; `synchronize` reads of it."""
+        """Losses, gradients, clip, step. Runs on the device alone; `synchronize` reads of it."""
         losses = self._training_losses()
         self.optimizer.backward(losses)
         norms = self.optimizer.clip()

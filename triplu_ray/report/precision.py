@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from triplu_ray.compare import GROUP, Comparison, best_first, settings
+from triplu_ray.config import with_added_keys
 from triplu_ray.report.model import Column, Section, Table
 from triplu_ray.report.tables import setting_column
 
@@ -32,7 +33,7 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
     precision, identity (equal for twins), label, seed, setting (without the precision), and is_own,
     whether the run is one of the comparison; in its order.
     """
-    configs = stored["config"].map(json.loads)
+    configs = stored["config"].map(with_added_keys)
     text = [
         json.dumps({key: config[key] for key in config if key not in NOT_COMPARED}, sort_keys=True)
         for config in configs
