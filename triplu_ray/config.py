@@ -17,14 +17,22 @@ from pydantic import (
     model_validator,
 )
 
-from triplu_ray.corpus import CorpusName, CorpusSource
+from triplu_ray.corpus import CorpusName, CorpusSource, TokenizerName
 from triplu_ray.errors import UserError, brief
 from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
 from triplu_ray.model import Initialization, ModelShape, Precision
 from triplu_ray.optim import Decay, Schedule, schedule_factor
 
 SCHEMA_VERSION = 1
-"""Part of every run's id; raised when a key is added or changes its meaning."""
+"""Part of every run's id; raised when a key changes its meaning."""
+
+ADDED_KEYS: dict[str, Any] = {
+    "heldout_bytes": None,
+    "tokenizer_vocab_size": 512,
+    "train_budget_bytes": None,
+}
+"""Keys added later, and the value that means what was the case before: at it, they are no part of a
+run's id, so that results stay valid."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -42,7 +50,11 @@ class RunConfig(BaseModel):
     validation_bytes: PositiveInt | None = 200_000
     train_file: str | None = None
     validation_file: str | None = None
-    tokenizer: Literal["char"] = "char"
+    heldout_bytes: PositiveInt | None = None
+    heldout_file: str | None = None
+    tokenizer: TokenizerName = "char"
+    tokenizer_vocab_size: Annotated[int, Field(ge=256, le=1 << 16)] = 512
+    """Of bbpe; the 256 bytes are part of it."""
 
     ffn: FeedForward
     hidden: PositiveInt
@@ -66,6 +78,8 @@ class RunConfig(BaseModel):
 
     batch_size: PositiveInt = 32
     num_steps: PositiveInt = 5_000
+    train_budget_bytes: PositiveInt | None = None
+    """Bytes of text to train on, from which a plan derives `num_steps`: `plan.make_plan`."""
     eval_interval: PositiveInt = 250
     eval_batches: PositiveInt = 50
     seed: NonNegativeInt = 1
@@ -77,9 +91,7 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"d_model: expected a multiple of num_heads ({self.num_heads}), got {self.d_model}"
             )
-        for key in ("train_file", "validation_file"):
-            if self.corpus != "text" and getattr(self, key) is not None:
-                raise ValueError(f"{key}: expected corpus: text beside it, got {self.corpus}")
+        self.corpus_source.check()
         if self.warmup_steps > self.num_steps:
             raise ValueError(
                 f"warmup_steps: expected at most num_steps ({self.num_steps}), "
@@ -129,7 +141,12 @@ class RunConfig(BaseModel):
 
         Where the text lies does not count, what it says does.
         """
-        identity = self.model_dump(exclude={"train_file", "validation_file"})
+        dump = self.model_dump(exclude={"train_file", "validation_file", "heldout_file"})
+        identity = {
+            key: value
+            for key, value in dump.items()
+            if key not in ADDED_KEYS or value != ADDED_KEYS[key]
+        }
         identity |= {"schema": SCHEMA_VERSION, "corpus_sha256": corpus_sha256}
         return short_hash(identity)
 
