@@ -55,7 +55,7 @@ def write_space(folder: Path, **changes: Any) -> Path:
 
 
 def plan(folder: Path, finished: frozenset[str] = frozenset(), **changes: Any) -> Plan:
-    facts = CorpusFacts(len(corpus().vocabulary), corpus().sha256)
+    facts = CorpusFacts(corpus().vocab_size, corpus().sha256)
     return make_plan(load_space(write_space(folder, **changes)), lambda _: facts, finished)
 
 

@@ -39,6 +39,22 @@ def test_only_raytune_imports_ray() -> None:
     assert importers == {"raytune"}
 
 
+@pytest.mark.parametrize("library", ["datasets", "tokenizers"])
+def test_only_the_corpus_imports_what_a_gpu_machine_may_lack(library: str) -> None:
+    """And there only functions do, so that characters need neither."""
+    for path in MODULES:
+        at_import = [
+            node
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        top = {alias.name for node in at_import for alias in node.names}
+        top |= {node.module or "" for node in at_import if isinstance(node, ast.ImportFrom)}
+        assert library not in top, path
+    importers = {path.parent.name for path in MODULES if library in imports(path)}
+    assert importers == {"corpus"}
+
+
 @pytest.mark.parametrize("stage", FLOW)
 def test_a_stage_imports_nothing_that_comes_after_it(stage: str) -> None:
     later = set(FLOW[FLOW.index(stage) + 1 :]) - CALLERS.get(stage, set())

@@ -93,7 +93,7 @@ def test_models_of_a_plan_come_once(tmp_path: Path) -> None:
     )
     subjects = Subject.of_plan(planned)
     assert [subject.name for subject in subjects] == ["swiglu 12, L1 d16", "triplu 9, L1 d16"]
-    assert {subject.vocab_size for subject in subjects} == {len(corpus().vocabulary)}
+    assert {subject.vocab_size for subject in subjects} == {corpus().vocab_size}
 
 
 def test_models_of_other_sizes_have_other_names(tmp_path: Path) -> None:

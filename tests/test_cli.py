@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cohorts import TINY, corpus, plan, write_space
 from fabricate import stored_run
 
 import triplu_ray
 from triplu_ray import cli
 from triplu_ray.config import VARIANTS
+from triplu_ray.corpus import CorpusSource, load_corpus
 from triplu_ray.store import Store
 
 Command = Callable[..., tuple[int, str, str]]
@@ -166,6 +168,66 @@ def test_a_corpus_that_is_not_there_is_not_fetched_for_a_plan(
     assert code == 0
     assert err == "note: the corpus tinystories is not here yet: run ids are drafts\n"
     assert all(run["run_id"].startswith("draft-") for run in json.loads(out)["runs"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vocab_size"),
+    [
+        (["corpus=tinystories", "tokenizer=bbpe"], 512),
+        (["corpus=wikitext2", "tokenizer=bbpe", "tokenizer_vocab_size=1024"], 1024),
+        (["corpus=gpt2_shards", "tokenizer=gpt2", "train_file=a_*.bin"], 50_257),
+    ],
+)
+def test_a_plan_of_subwords_needs_no_corpus(
+    command: Command,
+    space: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    overrides: list[str],
+    vocab_size: int,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = command("plan", space, *overrides, "--json")
+    assert code == 0
+    name = overrides[0].removeprefix("corpus=")
+    assert err == f"note: the corpus {name} is not here yet: run ids are drafts\n"
+    runs = json.loads(out)["runs"]
+    assert all(run["run_id"].startswith("draft-") for run in runs)
+    # An entry takes a row of the embedding and a column of the head.
+    of_chars = {run.params - 2 * corpus().vocab_size * 16 for run in plan(tmp_path).runs}
+    assert {run["params"] - 2 * vocab_size * 16 for run in runs} == of_chars
+    code, _, err = command("plan", space, *overrides, "vocab_size=79")
+    assert code == 2
+    assert f"vocab_size: expected a corpus of 79 entries, got {vocab_size} from tokenizer " in err
+
+
+def budget_space(folder: Path, **changes: Any) -> Path:
+    """The tiny space with byte pairs and a budget in place of steps."""
+    space = write_space(folder, tokenizer="bbpe", train_budget_bytes=10_000, **changes)
+    content = {k: v for k, v in yaml.safe_load(space.read_text()).items() if k != "num_steps"}
+    space.write_text(yaml.safe_dump(content))
+    return space
+
+
+def test_a_budget_is_drafted_with_an_assumed_size_of_tokens(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, out, _ = command("plan", budget_space(tmp_path, corpus="tinystories"), "--json")
+    steps = int(10_000 / 2.33 / (4 * 16))
+    assert {run["config"]["num_steps"] for run in json.loads(out)["runs"]} == {steps}
+
+
+def test_a_budget_is_planned_with_the_corpus_that_is_here(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = CorpusSource("tinystories_lite", 20_000, 5_000, tokenizer="bbpe")
+    pairs = load_corpus(source)
+    steps = 10_000 * len(pairs.train) // pairs.train_bytes // (4 * 16)
+    _, out, err = command("plan", budget_space(tmp_path), "--json")
+    assert err == f"corpus {pairs.description}\n"
+    assert {run["config"]["num_steps"] for run in json.loads(out)["runs"]} == {steps}
 
 
 def test_variants_lists_every_one_at_a_matched_width(command: Command) -> None:

@@ -28,9 +28,12 @@ TRIPLU = {"kind": "product", "degree": 3, "gain": 5.0}
 
 # Another valid value for every key that has one, and for those of Muon, beside MUON.
 OTHER: dict[str, Any] = {
-    "corpus": "text",
+    "corpus": "tinystories",
     "train_bytes": None,
     "validation_bytes": 100_000,
+    "heldout_bytes": 100_000,
+    "tokenizer": "bbpe",
+    "tokenizer_vocab_size": 1024,
     "ffn": {"kind": "swiglu"},
     "hidden": 243,
     "d_model": 98,
@@ -50,6 +53,7 @@ OTHER: dict[str, Any] = {
     "final_learning_rate_ratio": 0.1,
     "batch_size": 33,
     "num_steps": 5_001,
+    "train_budget_bytes": 1_000_000,
     "eval_interval": 251,
     "eval_batches": 51,
     "seed": 2,
@@ -57,8 +61,9 @@ OTHER: dict[str, Any] = {
 }
 MUON: dict[str, Any] = {"optimizer": "muon", "adamw_learning_rate": 1e-3}
 OTHER_OF_MUON: dict[str, Any] = {"adamw_learning_rate": 2e-3, "momentum": 0.9}
-WITH_ONE_VALUE = {"tokenizer"}
-PLACES = {"train_file", "validation_file"}
+# What such a value needs beside it.
+BESIDE: dict[str, dict[str, Any]] = {"tokenizer_vocab_size": {"tokenizer": "bbpe"}}
+PLACES = {"train_file", "validation_file", "heldout_file"}
 
 
 def config(**changes: Any) -> RunConfig:
@@ -72,13 +77,14 @@ def test_run_id_is_pinned() -> None:
 
 
 def test_there_is_another_value_for_every_key() -> None:
-    keys = OTHER.keys() | MUON.keys() | OTHER_OF_MUON.keys() | WITH_ONE_VALUE | PLACES
+    keys = OTHER.keys() | MUON.keys() | OTHER_OF_MUON.keys() | PLACES
     assert keys == RunConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("key", OTHER)
 def test_every_key_counts_in_the_run_id(key: str) -> None:
-    assert config(**{key: OTHER[key]}).run_id(SHA) != config().run_id(SHA)
+    beside = BESIDE.get(key, {})
+    assert config(**beside, **{key: OTHER[key]}).run_id(SHA) != config(**beside).run_id(SHA)
 
 
 def test_muon_and_its_keys_count_in_the_run_id() -> None:
@@ -115,18 +121,22 @@ def test_every_key_of_the_variant_counts_in_the_run_id(change: dict[str, Any]) -
 def test_nothing_is_left_out_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[dict[str, Any]] = []
     monkeypatch.setattr(config_module, "short_hash", hashed.append)
+    monkeypatch.setattr(config_module, "ADDED_KEYS", {})
     config().run_id(SHA)
-    config(**MUON, momentum=0.9).run_id(SHA)
-    always = {*OTHER, *WITH_ONE_VALUE, "optimizer", "schema", "corpus_sha256"}
-    assert hashed[0].keys() == always
-    assert hashed[1].keys() == {*always, *ADDED_KEYS}
+    known = RunConfig.model_fields.keys() - PLACES
+    assert hashed[0].keys() == {*known, "schema", "corpus_sha256"}
     assert hashed[0]["ffn"].keys() == Product.model_fields.keys()
+
+
+def test_keys_added_later_count_once_they_say_something_new() -> None:
+    assert {key: getattr(config(), key) for key in ADDED_KEYS} == ADDED_KEYS
+    assert ADDED_KEYS.keys() <= OTHER.keys()
 
 
 def test_text_counts_in_the_run_id_but_not_where_it_lies() -> None:
     assert config().run_id("0" * 64) != config().run_id(SHA)
     here = config(corpus="text", train_file="a", validation_file="b")
-    there = config(corpus="text", train_file="c", validation_file="d")
+    there = config(corpus="text", train_file="c", validation_file="d", heldout_file="e")
     assert here.run_id(SHA) == there.run_id(SHA)
 
 
@@ -137,7 +147,8 @@ def test_whole_numbers_are_the_same_run_as_decimals() -> None:
 
 @pytest.mark.parametrize("key", OTHER)
 def test_members_may_differ_in_seed_rate_and_decay_only(key: str) -> None:
-    same = config(**{key: OTHER[key]}).cohort_key == config().cohort_key
+    beside = BESIDE.get(key, {})
+    same = config(**beside, **{key: OTHER[key]}).cohort_key == config(**beside).cohort_key
     assert same == (key in {"seed", "learning_rate", "weight_decay"})
 
 
@@ -166,6 +177,10 @@ def test_short_hash_ignores_the_order_of_keys() -> None:
 def test_derived_values() -> None:
     run = config(corpus="text", train_file="a", validation_file="b", train_bytes=7)
     assert run.corpus_source == CorpusSource("text", 7, 200_000, "a", "b")
+    run = config(tokenizer="bbpe", tokenizer_vocab_size=300, heldout_bytes=5)
+    assert run.corpus_source == CorpusSource(
+        "tinystories_lite", 1_000_000, 200_000, None, None, "bbpe", 300, 5, None
+    )
     assert run.tokens_per_step == 32 * 64
 
 
@@ -180,8 +195,46 @@ def test_configuration_cannot_be_changed() -> None:
         ({"d_model": 97}, "d_model: expected a multiple of num_heads (2), got 97"),
         (
             {"train_file": "a"},
-            "train_file: expected corpus: text beside it, got tinystories_lite",
+            "train_file: expected corpus: text or gpt2_shards beside it, got tinystories_lite",
         ),
+        (
+            {"corpus": "gpt2_shards"},
+            "tokenizer: expected gpt2 with corpus: gpt2_shards, got char",
+        ),
+        (
+            {"tokenizer": "gpt2"},
+            "tokenizer: expected char or bbpe with corpus: tinystories_lite, got gpt2",
+        ),
+        (
+            {"tokenizer_vocab_size": 300},
+            "tokenizer_vocab_size: expected tokenizer: bbpe beside it, got char",
+        ),
+        (
+            {"tokenizer": "bbpe", "tokenizer_vocab_size": 255},
+            "tokenizer_vocab_size: expected greater than or equal to 256, got 255",
+        ),
+        (
+            {"tokenizer": "bbpe", "tokenizer_vocab_size": 65_537},
+            "tokenizer_vocab_size: expected less than or equal to 65536, got 65537",
+        ),
+        (
+            {"corpus": "tinystories", "heldout_file": "a"},
+            "heldout_file: expected corpus: text beside it, got tinystories",
+        ),
+        (
+            {"corpus": "text", "heldout_bytes": 5},
+            "heldout_bytes: expected heldout_file beside it, got none",
+        ),
+        (
+            {"corpus": "gpt2_shards", "tokenizer": "gpt2", "heldout_bytes": 5_000},
+            "heldout_bytes: expected none with corpus: gpt2_shards, got 5,000",
+        ),
+        (
+            {"corpus": "tinystories", "validation_bytes": None, "heldout_bytes": 5},
+            "heldout_bytes: expected validation_bytes beside it, as the held-out text begins where "
+            "the validation text ends; got none",
+        ),
+        ({"train_budget_bytes": 0}, "train_budget_bytes: expected greater than 0, got 0"),
         ({"warmup_steps": 5_001}, "warmup_steps: expected at most num_steps (5000), got 5001"),
         ({"num_steps": 249}, "eval_interval: expected at most num_steps (249), got 250"),
         ({"learning_rate": 0.0}, "learning_rate: expected greater than 0, got 0.0"),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from cohorts import TINY
@@ -51,6 +52,14 @@ CHANGES = [
 ]
 
 
+SHARDS = [
+    ("magic.bin", [1, 1, 3], [1, 2, 3]),
+    ("version.bin", [20240520, 2, 3], [1, 2, 3]),
+    ("truncated.bin", [20240520, 1, 3], [1, 2]),
+    ("beyond.bin", [20240520, 1, 3], [1, 2, 50_257]),
+]
+
+
 def changed(change: str) -> dict[str, Any]:
     content = TINY | yaml.safe_load(f"{{{change}}}")
     if axes := content.pop("axes", None):
@@ -65,6 +74,9 @@ def test_a_change_that_is_a_mistake(
     write(tmp_path / "short.txt", b"abc\n")
     write(tmp_path / "empty.txt", b"")
     write(tmp_path / "latin1.txt", b"caf\xe9\n")
+    for name, header, tokens in SHARDS:
+        content = np.array(header, "<i4").tobytes().ljust(1024, b"\0")
+        write(tmp_path / name, content + np.array(tokens, "<u2").tobytes())
     write(tmp_path / "space.yaml", changed(change))
     line = mistake("plan", "space.yaml")
     assert line.startswith(f"space.yaml: {expected}")
@@ -209,7 +221,7 @@ OVERRIDES = {
     "num_heads=5": ": d_model: expected a multiple of num_heads (5), got 16",
     "vocab_size=79": ": vocab_size: expected a corpus of 79 entries, got ",
     "context_length=5000": ": context_length: expected fewer than the ",
-    "train_file=x": ": train_file: expected corpus: text beside it, got tinystories_lite",
+    "train_file=x": ": train_file: expected corpus: text or gpt2_shards beside it, got tiny",
 }
 
 
@@ -283,13 +295,21 @@ def test_a_store_of_broken_files(mistake: Mistake, tmp_path: Path) -> None:
     assert "x.parquet" in line
 
 
+def test_shards_that_are_not_there(mistake: Mistake, tmp_path: Path) -> None:
+    """A plan can do without them, a sweep cannot."""
+    shards = {"tokenizer": "gpt2", "train_file": "train_*.bin", "validation_file": "val.bin"}
+    write(tmp_path / "space.yaml", {**TINY, "corpus": "gpt2_shards", **shards})
+    line = "space.yaml: train_file train_*.bin: expected at least one shard, found none"
+    assert mistake("sweep", "space.yaml") == line
+
+
 def test_data_that_is_not_there(
     mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "space.yaml", {**TINY, "corpus": "tinystories"})
     (tmp_path / "empty").mkdir()
     for location, expected in (
-        ("nowhere", "expected a folder with the TinyStories texts, for instance "),
+        ("nowhere", "expected a folder with the texts of tinystories: tinystories*train*.txt and "),
         ("empty", "expected a file tinystories*train*.txt, found none"),
     ):
         monkeypatch.setenv("TRIPLU_RAY_DATA", location)
@@ -303,7 +323,7 @@ def test_a_hub_that_cannot_be_reached(
     def fetch(*_: Any) -> bytes:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr("triplu_ray.corpus.read_lines", fetch)
+    monkeypatch.setattr("triplu_ray.corpus.hub.read_lines", fetch)
     write(tmp_path / "space.yaml", {**TINY, "corpus": "tinystories"})
     assert mistake("plan", "space.yaml").startswith(
         "space.yaml: corpus tinystories: cannot fetch hf://datasets/roneneldan/TinyStories/"

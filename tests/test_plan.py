@@ -1,5 +1,6 @@
 import json
 import time
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -236,6 +237,78 @@ def test_ids_are_drafts_while_the_text_is_not_there() -> None:
     assert all(run.run_id.startswith("draft-") for run in plan.runs)
     assert len(run_ids(plan)) == 6
     assert {run.params for run in plan.runs} == {282_240, 282_624}
+
+
+# A budget of bytes
+
+BUDGET: dict[str, Any] = {
+    **SMALL,
+    "tokenizer": "bbpe",
+    "train_budget_bytes": 50_000_000,
+    "context_length": 128,
+    "eval_interval": 1,
+}
+
+
+def budgeted(bytes_per_token: Fraction | float | None, *overrides: str, **changes: Any) -> Plan:
+    facts = CorpusFacts(512, "0" * 64, bytes_per_token)
+    return plan_of({**BUDGET, **changes}, *overrides, facts=facts)
+
+
+def test_a_budget_of_bytes_becomes_steps() -> None:
+    # A million bytes in 430,031 tokens: 50 million are 21,501,550 tokens, of 4,096 a step
+    plan = budgeted(Fraction(1_000_000, 430_031))
+    assert {run.config.num_steps for run in plan.runs} == {5_249}
+    assert {run.config.train_budget_bytes for run in plan.runs} == {50_000_000}
+    assert {run.tokens for run in plan.runs} == {5_249 * 4_096}
+    halves = budgeted(Fraction(1_000_000, 430_031), "batch_size=[32, 64]").rows()
+    assert {(row["batch_size"], row["config"]["num_steps"]) for row in halves} == {
+        (32, 5_249),
+        (64, 2_624),
+    }
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**10), st.integers(1, 64))
+def test_steps_are_whole_and_exact(num_bytes: int, tokens: int, budget: int, batch: int) -> None:
+    plan = budgeted(
+        Fraction(num_bytes, tokens), f"train_budget_bytes={budget}", "seed=1", batch_size=batch
+    )
+    expected = max(1, budget * tokens // num_bytes // (batch * 128))
+    assert {run.config.num_steps for run in plan.runs} == {expected}
+
+
+def test_a_budget_and_the_steps_that_it_comes_to_are_two_runs() -> None:
+    """As the budget is in the configuration; a store that has one may still lack the other."""
+    by_budget = budgeted(2.0, "train_budget_bytes=819200")  # 100 steps of 8,192 bytes
+    by_steps = plan_of(
+        {key: value for key, value in BUDGET.items() if key != "train_budget_bytes"},
+        "num_steps=100",
+        facts=CorpusFacts(512, "0" * 64, 2.0),
+    )
+    assert {run.config.num_steps for run in (*by_budget.runs, *by_steps.runs)} == {100}
+    assert run_ids(by_budget).isdisjoint(run_ids(by_steps))
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_token", "changes", "line"),
+    [
+        (2.0, {"num_steps": 100}, "num_steps: expected none beside train_budget_bytes, from which"),
+        (None, {"tokenizer": "char"}, "train_budget_bytes: expected tokenizer: bbpe beside it, "),
+        (
+            2.0,
+            {"eval_interval": 6104},
+            "eval_interval: expected at most num_steps (6103), got 6104",
+        ),
+        (2.0, {"warmup_steps": 6104}, "warmup_steps: expected at most num_steps (6103), got 6104"),
+        (2.0, {"num_heads": 5}, "d_model: expected a multiple of num_heads (5), got 96"),
+    ],
+)
+def test_mistakes_with_a_budget(
+    bytes_per_token: float | None, changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        budgeted(bytes_per_token, **changes)
+    assert f": {line}" in str(caught.value)
 
 
 # Cohorts

@@ -43,7 +43,7 @@ def planned(
     def fetch(*_: Any) -> bytes:
         raise AssertionError("a plan asked for the network")
 
-    monkeypatch.setattr("triplu_ray.corpus.read_lines", fetch)
+    monkeypatch.setattr("triplu_ray.corpus.hub.read_lines", fetch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TRIPLU_RAY_DATA", raising=False)
 
@@ -177,4 +177,4 @@ def test_quickstart_is_small_and_needs_no_download() -> None:
     assert {run.config.corpus for run in runs} == {"tinystories_lite"}
     assert sum(run.tokens for run in runs) < 12e6
     source = runs[0].config.corpus_source
-    assert len(load_corpus(CorpusSource(*source)).vocabulary) == runs[0].corpus.vocab_size
+    assert load_corpus(CorpusSource(*source)).vocab_size == runs[0].corpus.vocab_size

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from texts import decode, source_of
+from texts import source_of
 
-from triplu_ray import corpus as corpus_module
-from triplu_ray.corpus import CorpusSource, find_tinystories, is_at_hand, load_corpus, read_lines
+from triplu_ray.corpus import CorpusSource, find_texts, is_at_hand, load_corpus
+from triplu_ray.corpus import hub as hub_module
+from triplu_ray.corpus.hub import read_lines
 from triplu_ray.errors import UserError
 
 
@@ -18,7 +19,7 @@ def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: Any) -> bytes:
         raise AssertionError("a test asked for the network")
 
-    monkeypatch.setattr(corpus_module, "read_lines", fetch)
+    monkeypatch.setattr(hub_module, "read_lines", fetch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TRIPLU_RAY_DATA", raising=False)
 
@@ -33,7 +34,7 @@ def test_a_folder_takes_the_place_of_the_hub(
     (tmp_path / "TinyStories-valid.txt").write_text("two\none\n")
     monkeypatch.setenv("TRIPLU_RAY_DATA", str(tmp_path))
     corpus = load_corpus(CorpusSource("tinystories", 8, 5))
-    assert (decode(corpus, corpus.train), decode(corpus, corpus.validation)) == (
+    assert (corpus.decode(corpus.train), corpus.decode(corpus.validation)) == (
         "one\ntwo\n",
         "two\n",
     )
@@ -53,7 +54,7 @@ def test_of_several_files_the_shortest_name_is_taken(tmp_path: Path) -> None:
         "notes_on_tinystories_train.txt",
     ):
         (tmp_path / name).touch()
-    found = {split: file.name for split, file in find_tinystories(tmp_path).items()}
+    found = {split: file.name for split, file in find_texts("tinystories", tmp_path).items()}
     assert found == {"train": "tinystories_train_1m.txt", "validation": "TINYSTORIES_VALID.TXT"}
 
 
@@ -64,9 +65,51 @@ def test_a_folder_without_a_text_is_a_mistake(tmp_path: Path, word: str) -> None
     with pytest.raises(
         UserError, match=rf"TRIPLU_RAY_DATA={tmp_path}: expected a file tinystories\*{word}\*\.txt"
     ):
-        find_tinystories(tmp_path)
-    with pytest.raises(UserError, match="expected a folder with the TinyStories texts"):
-        find_tinystories(tmp_path / f"TinyStories-{other}.txt")
+        find_texts("tinystories", tmp_path)
+    with pytest.raises(UserError, match="expected a folder with the texts of tinystories"):
+        find_texts("tinystories", tmp_path / f"TinyStories-{other}.txt")
+
+
+LINES = b"one\ntwo\nthree\nfour\nfive\n"
+
+
+@pytest.mark.parametrize(
+    ("validation_bytes", "heldout_bytes", "validation", "heldout"),
+    [
+        (8, 16, "one\ntwo\n", "four\nfive\n"),  # `three` begins at the boundary
+        (7, 17, "one\n", "three\nfour\nfive\n"),  # the boundary is the newline of `two`
+        (9, 14, "one\ntwo\n", "four\n"),
+        (4, 9, "one\n", None),
+    ],
+)
+def test_the_held_out_text_follows_the_validation_text(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    validation_bytes: int,
+    heldout_bytes: int,
+    validation: str,
+    heldout: str | None,
+) -> None:
+    (tmp_path / "TinyStories-train.txt").write_bytes(LINES)
+    (tmp_path / "TinyStories-valid.txt").write_bytes(LINES)
+    monkeypatch.setenv("TRIPLU_RAY_DATA", str(tmp_path))
+    source = CorpusSource("tinystories", None, validation_bytes, heldout_bytes=heldout_bytes)
+    if heldout is None:
+        with pytest.raises(
+            UserError, match=r"heldout_bytes: expected at least one line of .*valid"
+        ):
+            load_corpus(source)
+        return
+    corpus = load_corpus(source)
+    assert corpus.heldout is not None
+    assert corpus.decode(corpus.validation) == validation
+    assert corpus.decode(corpus.heldout) == heldout
+    with pytest.raises(UserError) as caught:
+        load_corpus(source._replace(heldout_bytes=25 - validation_bytes))
+    assert str(caught.value) == (
+        f"heldout_bytes: expected at most the {24 - validation_bytes} of "
+        f"{tmp_path}/TinyStories-valid.txt after validation_bytes, got {25 - validation_bytes}"
+    )
 
 
 # From the hub
@@ -81,7 +124,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
         asked.append((address, num_bytes))
         return (b"story one\n" if "train" in address else b"one\n")[:num_bytes]
 
-    monkeypatch.setattr(corpus_module, "read_lines", fetch)
+    monkeypatch.setattr(hub_module, "read_lines", fetch)
     return asked
 
 
@@ -96,7 +139,7 @@ def test_only_the_prefix_is_fetched_and_only_once(
         (f"{folder}/TinyStories-train.txt", 10),
         (f"{folder}/TinyStories-valid.txt", None),
     ]
-    assert decode(corpus, corpus.train) == "story one\n"
+    assert corpus.decode(corpus.train) == "story one\n"
     assert corpus.description.startswith("roneneldan/TinyStories: 10 and 4 characters")
     assert sorted(file.name for file in (tmp_path / "cache" / "triplu_ray").iterdir()) == [
         "tinystories-train-10.txt",
@@ -106,6 +149,18 @@ def test_only_the_prefix_is_fetched_and_only_once(
     assert load_corpus(source).sha256 == corpus.sha256
     assert len(hub) == 2
     assert not is_at_hand(source._replace(train_bytes=9))
+
+
+def test_the_held_out_text_is_fetched_with_the_validation_text(
+    hub: list[tuple[str, int | None]],
+) -> None:
+    source = CorpusSource("tinystories", 10, 2, heldout_bytes=2)
+    assert not is_at_hand(source)
+    with pytest.raises(UserError, match="validation_bytes: expected at least one line"):
+        load_corpus(source)
+    assert [size for _, size in hub] == [10, 4]
+    assert is_at_hand(source)
+    assert not is_at_hand(source._replace(heldout_bytes=1))
 
 
 def test_a_text_shorter_than_asked_is_a_mistake(hub: list[tuple[str, int | None]]) -> None:
@@ -122,7 +177,7 @@ def test_a_hub_out_of_reach_is_told_in_one_line(
     def fetch(*_: Any) -> bytes:
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr(corpus_module, "read_lines", fetch)
+    monkeypatch.setattr(hub_module, "read_lines", fetch)
     with pytest.raises(UserError) as caught:
         load_corpus(CorpusSource("tinystories", 10, 10))
     assert str(caught.value) == (

@@ -54,7 +54,7 @@ def test_training_equals_the_plain_loop(tmp_path: Path) -> None:
     planned = cohort(tmp_path, variant="triplu", grid={"seed": [5]}, num_steps=30)
     config = planned.runs[0].config
     trainer = CohortTrainer(planned, corpus())
-    reference = ReferenceDecoder(config.ffn, config.shape(len(corpus().vocabulary)))
+    reference = ReferenceDecoder(config.ffn, config.shape(corpus().vocab_size))
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             mine = trainer.model.get_parameter(name)[0]

@@ -231,28 +231,34 @@ def _make_plan(
 
     @cache
     def load(source: CorpusSource) -> CorpusFacts:
-        expected = space.header.vocab_size
-        if draft and expected is not None and not is_at_hand(source):
+        vocab_size = source.vocab_size or space.header.vocab_size
+        if draft and vocab_size is not None and not is_at_hand(source):
+            _check_vocab_size(space, vocab_size, f"tokenizer {source.tokenizer}")
             stderr.print(f"note: the corpus {source.corpus} is not here yet: run ids are drafts")
-            return CorpusFacts(expected, None)
+            return CorpusFacts(vocab_size, None, source.assumed_bytes_per_token)
         try:
             corpus = load_corpus(source)
         except UserError as error:
             raise UserError(f"{space.origin}: {error}") from error
-        if expected is not None and len(corpus.vocabulary) != expected:
-            raise UserError(
-                f"{space.origin}: vocab_size: expected a corpus of {expected} entries, "
-                f"got {len(corpus.vocabulary)} from {corpus.description}"
-            )
+        _check_vocab_size(space, corpus.vocab_size, corpus.description)
         stderr.print(f"corpus {corpus.description}")
         corpora[corpus.sha256] = corpus
-        return CorpusFacts(len(corpus.vocabulary), corpus.sha256)
+        return CorpusFacts(corpus.vocab_size, corpus.sha256, corpus.mean_bytes_per_token)
 
     plan = make_plan(space, load, finished)
     for run in plan.runs:
         if run.corpus.sha256 is not None:
             check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
     return plan, corpora
+
+
+def _check_vocab_size(space: Space, found: int, origin: str) -> None:
+    expected = space.header.vocab_size
+    if expected is not None and found != expected:
+        raise UserError(
+            f"{space.origin}: vocab_size: expected a corpus of {expected} entries, "
+            f"got {found} from {origin}"
+        )
 
 
 def _measured_rates(store: Store) -> dict[str, float]:

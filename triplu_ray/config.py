@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from triplu_ray.corpus import CorpusName, CorpusSource
+from triplu_ray.corpus import CorpusName, CorpusSource, TokenizerName
 from triplu_ray.errors import UserError, brief
 from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
 from triplu_ray.model import Initialization, ModelShape, Precision
@@ -26,7 +26,14 @@ from triplu_ray.optim import Decay, Schedule, schedule_factor
 SCHEMA_VERSION = 1
 """Part of every run's id; raised when a key changes its meaning."""
 
-ADDED_KEYS: dict[str, Any] = {"adamw_learning_rate": None, "momentum": 0.95}
+ADDED_KEYS: dict[str, Any] = {
+    "adamw_learning_rate": None,
+    "heldout_bytes": None,
+    "heldout_file": None,
+    "momentum": 0.95,
+    "tokenizer_vocab_size": 512,
+    "train_budget_bytes": None,
+}
 """Keys added after the first release, each with the value that says what was the case before.
 
 At that value a key is no part of a run's id, so the ids of existing runs stay. The values are
@@ -49,7 +56,11 @@ class RunConfig(BaseModel):
     validation_bytes: PositiveInt | None = 200_000
     train_file: str | None = None
     validation_file: str | None = None
-    tokenizer: Literal["char"] = "char"
+    heldout_bytes: PositiveInt | None = None
+    heldout_file: str | None = None
+    tokenizer: TokenizerName = "char"
+    tokenizer_vocab_size: Annotated[int, Field(ge=256, le=1 << 16)] = 512
+    """Of bbpe; the 256 bytes are part of it."""
 
     ffn: FeedForward
     hidden: PositiveInt
@@ -78,6 +89,8 @@ class RunConfig(BaseModel):
 
     batch_size: PositiveInt = 32
     num_steps: PositiveInt = 5_000
+    train_budget_bytes: PositiveInt | None = None
+    """Bytes of text to train on, from which a plan derives `num_steps`: `plan.make_plan`."""
     eval_interval: PositiveInt = 250
     eval_batches: PositiveInt = 50
     seed: NonNegativeInt = 1
@@ -89,9 +102,7 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"d_model: expected a multiple of num_heads ({self.num_heads}), got {self.d_model}"
             )
-        for key in ("train_file", "validation_file"):
-            if self.corpus != "text" and getattr(self, key) is not None:
-                raise ValueError(f"{key}: expected corpus: text beside it, got {self.corpus}")
+        self.corpus_source.check()
         for key in ("adamw_learning_rate", "momentum"):
             given = getattr(self, key) != RunConfig.model_fields[key].default
             if self.optimizer != "muon" and given:
@@ -153,7 +164,7 @@ class RunConfig(BaseModel):
 
         Where the text lies does not count, what it says does.
         """
-        places = {"train_file", "validation_file"}
+        places = {"train_file", "validation_file", "heldout_file"}
         as_before = {key for key, value in ADDED_KEYS.items() if getattr(self, key) == value}
         identity = self.model_dump(exclude=places | as_before)
         identity |= {"schema": SCHEMA_VERSION, "corpus_sha256": corpus_sha256}

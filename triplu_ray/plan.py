@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +27,8 @@ class CorpusFacts(NamedTuple):
 
     vocab_size: int
     sha256: str | None
+    bytes_per_token: Fraction | float | None = None
+    """UTF-8 bytes of the training text over its tokens; None where a token's bytes are unknown."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,11 @@ def make_plan(
     corpus_facts: Callable[[CorpusSource], CorpusFacts],
     finished: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Expand a space; raises UserError for combinations that make no run."""
+    """Expand a space; raises UserError for combinations that make no run.
+
+    A budget of bytes becomes `num_steps` here: as many updates as its share of the training text,
+    bytes over the mean bytes of a token, holds.
+    """
     baseline = _resolve_baseline(space)
     runs: dict[str, PlannedRun] = {}
     for index, block in enumerate(space.blocks):
@@ -289,11 +297,38 @@ def _resolve_run(
             raise UserError(f"{where}: hidden: match needs a baseline with variant and hidden")
         d_model = fields.get("d_model", RunConfig.model_fields["d_model"].default)
         fields["hidden"] = matched_width(ffn, *baseline, d_model, where)
+    fields["ffn"] = ffn
+    if fields.get("train_budget_bytes") is not None:
+        fields["num_steps"] = _steps_of_budget(fields, corpus_facts, where)
+    config = _validated(fields, where)
+    return PlannedRun(config, corpus_facts(config.corpus_source))
+
+
+def _validated(fields: Mapping[str, Any], where: str) -> RunConfig:
     try:
-        config = RunConfig.model_validate({"ffn": ffn, **fields})
+        return RunConfig.model_validate(fields)
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error)}") from error
-    return PlannedRun(config, corpus_facts(config.corpus_source))
+
+
+def _steps_of_budget(
+    fields: Mapping[str, Any], corpus_facts: Callable[[CorpusSource], CorpusFacts], where: str
+) -> int:
+    """Whole updates whose token positions stand for at most so many bytes of text; at least 1."""
+    if "num_steps" in fields:
+        raise UserError(
+            f"{where}: num_steps: expected none beside train_budget_bytes, from which it follows, "
+            f"got {fields['num_steps']}"
+        )
+    endless = _validated({**fields, "num_steps": sys.maxsize}, where)
+    bytes_per_token = corpus_facts(endless.corpus_source).bytes_per_token
+    if bytes_per_token is None:
+        raise UserError(
+            f"{where}: train_budget_bytes: expected tokenizer: bbpe beside it, whose tokens' bytes "
+            f"are known, got {endless.tokenizer}"
+        )
+    tokens = Fraction(fields["train_budget_bytes"]) / Fraction(bytes_per_token)
+    return max(1, tokens // endless.tokens_per_step)
 
 
 def matched_width(

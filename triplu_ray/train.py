@@ -109,7 +109,7 @@ class CohortTrainer:
             validation, torch.from_numpy(offsets).to(self.device), config.context_length
         )
         """`[eval_batches, B, T + 1]`."""
-        shape = config.shape(len(corpus.vocabulary))
+        shape = config.shape(corpus.vocab_size)
         ffns = [config.ffn for config in self.configs]
         self.model = Decoder(ffns, shape, config.initialization, config.precision)
         initialize(self.model, [config.seed for config in self.configs])

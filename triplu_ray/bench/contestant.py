@@ -13,7 +13,7 @@ import torch
 
 from triplu_ray import provenance
 from triplu_ray.bench.subjects import Mode, Subject, products
-from triplu_ray.corpus import Corpus
+from triplu_ray.corpus import Corpus, OpaqueTokens
 from triplu_ray.environment import worker_environment
 from triplu_ray.execution import captured
 from triplu_ray.plan import Cohort, CorpusFacts, PlannedRun
@@ -167,5 +167,5 @@ def _bare_products(subject: Subject, mode: Mode, device: str) -> Callable[[], No
 
 def _random_text(subject: Subject) -> Corpus:
     tokens = np.random.default_rng(1).integers(subject.vocab_size, size=100_000).astype(np.uint16)
-    names = tuple(str(token) for token in range(subject.vocab_size))
-    return Corpus(tokens, tokens[:20_000], names, "", "random tokens")
+    tokenizer = OpaqueTokens("random", subject.vocab_size)
+    return Corpus(tokens, tokens[:20_000], tokenizer, "", "random tokens")

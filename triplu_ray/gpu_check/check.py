@@ -111,7 +111,7 @@ class Check:
 
     def cohort(self, config: RunConfig, changes: Sequence[Row], **common: Any) -> Cohort:
         """A run on the corpus for each of the changes to a configuration."""
-        facts = CorpusFacts(len(self.corpus.vocabulary), self.corpus.sha256)
+        facts = CorpusFacts(self.corpus.vocab_size, self.corpus.sha256)
         common |= {"eval_batches": self.sizes.eval_batches}
         configs = (config.model_copy(update={**common, **change}) for change in changes)
         return Cohort(tuple(PlannedRun(config, facts) for config in configs))
