@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from triplu_ray.batches import training_offsets, validation_offsets, windows
+from triplu_ray.batches import packed, training_offsets, validation_offsets, windows
 
 
 def test_batches_depend_on_seed_and_step_alone() -> None:
@@ -12,14 +12,15 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
 
 
 def test_windows_are_the_tokens_from_each_offset_on() -> None:
-    tokens = torch.tensor([5, 3, 65_535, 0, 9], dtype=torch.int32)
+    tokens = packed(np.array([5, 3, 65_535, 0, 9], np.uint16))
+    assert tokens.element_size() == 2
     read = windows(tokens, torch.tensor([[0], [2]]), context_length=2)
     assert read.tolist() == [[[5, 3, 65_535]], [[65_535, 0, 9]]]
     assert read.dtype == torch.int64
 
 
 def test_training_windows_reach_both_ends_of_the_text() -> None:
-    tokens = torch.arange(12, dtype=torch.int32)
+    tokens = packed(np.arange(12, dtype=np.uint16))
     seen = set()
     for step in range(50):
         offsets = training_offsets(12, 1, step, batch_size=4, context_length=10)

@@ -25,7 +25,6 @@ from triplu_ray.ffn import (
     SquaredRelu,
     UntiedSquaredRelu,
 )
-from triplu_ray.ffn.activations import UntiedSquaredReluLayer
 from triplu_ray.stacked import Starts, initialize, normal_start
 
 D_MODEL, HIDDEN = 6, 10
@@ -242,9 +241,8 @@ def test_a_pair_starts_as_similar_as_asked(similarity: float) -> None:
     config = UntiedSquaredRelu(initial_similarity=similarity)
     layer = config.build([config] * 2, 400, 300, Starts())
     initialize(layer, [1, 2])
-    assert isinstance(layer, UntiedSquaredReluLayer)
     # A cosine of independent vectors of width 400 has a deviation of 1 / 20; 300 are averaged.
-    assert layer.pair_similarity().tolist() == pytest.approx([similarity] * 2, abs=0.012)
+    assert layer.measures()["similarity"].tolist() == pytest.approx([similarity] * 2, abs=0.012)
     assert layer.get_parameter("streams.1.weight").std().item() == pytest.approx(0.02, rel=0.02)
 
 

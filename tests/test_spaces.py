@@ -16,14 +16,24 @@ from triplu_ray.space import load_space
 
 FILES = sorted((Path(__file__).parents[1] / "search_spaces").glob("*.yaml"))
 FILE = {file.stem: file for file in FILES}
+BASELINES = {
+    "untied_relu2": "squared_relu", "untied_relu2_small": "squared_relu",
+    "bbpe_gain": None, "bbpe_gain_small": None,
+}  # fmt: skip
+UNMATCHED = {"untied_relu2", "untied_relu2_small"}
+"""They ask on purpose what half as many parameters again are worth."""
 
 
 def plan(name: str) -> Plan:
     """The plan of a space over a corpus of the size that it states."""
     space = load_space(FILE[name])
-    assert space.header.vocab_size is not None
-    facts = CorpusFacts(space.header.vocab_size, None)
-    return make_plan(space, lambda _: facts)
+
+    def facts(source: CorpusSource) -> CorpusFacts:
+        vocab_size = source.vocab_size or space.header.vocab_size
+        assert vocab_size is not None
+        return CorpusFacts(vocab_size, None, source.assumed_bytes_per_token)
+
+    return make_plan(space, facts)
 
 
 def ids(name: str) -> set[str]:
@@ -64,7 +74,7 @@ def test_the_spaces_are_there() -> None:
 def test_plans_without_data_or_network(name: str, planned: Callable[[str], dict[str, Any]]) -> None:
     content = planned(name)
     assert content["space"] == name
-    assert content["baseline"] == "swiglu"
+    assert content["baseline"] == BASELINES.get(name, "swiglu")
     assert content["missing"] == len(content["runs"]) == len(plan(name).runs)
     assert content["done"] == 0
 
@@ -77,20 +87,20 @@ def test_opens_with_its_cost_and_sources(name: str) -> None:
     cost = re.search(r"Cost: +(\d+) +runs +of +([\d.]+) +M +token +positions", comment)
     assert cost, "a line such as `Cost: 12 runs of 10.24 M token positions`"
     runs = plan(name).runs
-    assert int(cost[1]) == len(runs)
+    assert int(cost[1]) == len(runs) + plan(name).pending
     for run in runs:
         assert run.tokens / 1e6 == pytest.approx(float(cost[2]), abs=0.05)
     assert plan(name).space.header.description
 
 
-@pytest.mark.parametrize("name", FILE)
+@pytest.mark.parametrize("name", FILE.keys() - UNMATCHED)
 def test_widths_match_within_a_percent(name: str) -> None:
     params: dict[int, dict[str, int]] = {}
     for run in plan(name).runs:
         params.setdefault(run.config.num_layers, {})[run.config.ffn.label] = run.params
     for of_depth in params.values():
         for count in of_depth.values():
-            assert count == pytest.approx(of_depth["swiglu"], rel=0.01)
+            assert count == pytest.approx(next(iter(of_depth.values())), rel=0.01)
 
 
 def test_main_1m_is_the_papers(planned: Callable[[str], dict[str, Any]]) -> None:
@@ -170,6 +180,55 @@ def test_gain_trains_the_baseline_once_a_seed() -> None:
 def test_spaces_share_the_runs_of_main_1m(name: str) -> None:
     """Its six of SwiGLU and TriPLU need not be trained again."""
     assert len(ids(name) & ids("main_1m")) == 6
+
+
+def test_subword_models_have_the_papers_parameters(
+    planned: Callable[[str], dict[str, Any]],
+) -> None:
+    told = {
+        (run["variant"], run["hidden"], run["params"]) for run in planned("bbpe_stress")["runs"]
+    }
+    assert told == {("swiglu", 768, 7_127_552), ("triplu_learned_gain", 576, 7_127_560)}
+    assert {run.config.num_steps for run in plan("bbpe_stress").runs} == {10_478}
+
+
+def test_subword_scan_has_the_papers_columns() -> None:
+    counts = axes_of("bbpe_lr_scan", "variant", "learning_rate")
+    assert {variant for variant, _ in counts} == {
+        "swiglu", "triplu_learned_gain", "triplu", "normed_triplu"
+    }  # fmt: skip
+    assert {rate for _, rate in counts} == {1e-5, 3e-5, 1e-4, 3e-4, 1e-3}
+    assert (len(counts), set(counts.values())) == (20, {3})
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FILE if name.endswith("_small") and name != "polyglu_small"]
+)
+def test_a_small_sibling_differs_in_size_alone(name: str) -> None:
+    sizes = {
+        "train_budget_bytes", "num_steps", "eval_interval", "learning_rate", "seed", "hidden",
+        "adamw_learning_rate", "d_model", "num_layers", "num_heads", "context_length", "corpus",
+        "batch_size", "tokenizer", "train_bytes", "validation_bytes", "train_file",
+        "validation_file",
+    }  # fmt: skip
+    small, full = (
+        {json.dumps(run.config.model_dump(exclude=sizes)) for run in plan(of).runs}
+        for of in (name, name.removesuffix("_small"))
+    )
+    assert small == full
+
+
+def test_the_untied_form_is_tried_at_its_sources_size_and_matched() -> None:
+    told = {
+        (run.config.ffn.label, run.config.hidden, run.config.ffn.num_params(768, run.config.hidden))
+        for run in plan("untied_relu2").runs
+    }
+    assert told == {
+        ("squared_relu", 3072, 4_718_592),
+        ("untied_squared_relu", 3072, 7_077_888),
+        ("untied_squared_relu similarity=0.999", 3072, 7_077_888),
+        ("untied_squared_relu", 2048, 4_718_592),
+    }
 
 
 def test_quickstart_is_small_and_needs_no_download() -> None:

@@ -11,13 +11,10 @@ import torch
 from cohorts import cohort, corpus
 
 from triplu_ray.batches import training_offsets, windows
+from triplu_ray.members import Evaluation
 from triplu_ray.plan import Cohort
 from triplu_ray.reference import ReferenceDecoder, train_step
-from triplu_ray.train import (
-    CohortTrainer,
-    Evaluation,
-    train_cohort,
-)
+from triplu_ray.train import CohortTrainer, train_cohort
 
 FOUR: dict[str, Any] = {
     "variant": "triplu",
@@ -178,6 +175,52 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop_after: i
         if member.diverged_step is None:
             assert torch.equal(second.optimizer.values[index], whole.optimizer.values[index])
     assert torch.equal(second.best_values, whole.best_values)
+
+
+@pytest.mark.parametrize("variant", ["untied_squared_relu", "polyglu"])
+def test_what_changes_from_step_to_step_resumes_exactly(tmp_path: Path, variant: str) -> None:
+    planned = cohort(tmp_path, variant=variant, grid={"seed": [1, 2]}, hidden=12)
+    whole = trained(planned)
+    first = CohortTrainer(planned, corpus())
+    for progress in train_cohort(first, progress_seconds=0.0):
+        if progress.step >= 7:
+            break
+    second = CohortTrainer(planned, corpus())
+    second.restore(first.checkpoint())
+    for _ in train_cohort(second):
+        pass
+    assert torch.equal(second.optimizer.values, whole.optimizer.values)
+    for mine, expected in zip(second.members, whole.members, strict=True):
+        assert mine.measurements == expected.measurements
+
+
+def test_pairs_are_followed_along_training(tmp_path: Path) -> None:
+    planned = cohort(
+        tmp_path, variant="untied_squared_relu", initial_similarity=0.999, grid={"seed": [1, 2]}
+    )
+    for member in trained(planned).members:
+        rows = member.measurements
+        assert [(row.group, row.step) for row in rows] == [
+            ("layer 0", step) for step in (0, 5, 10, 15, 20)
+        ]
+        assert rows[0].value == pytest.approx(0.999, abs=2e-4)
+        assert rows[-1].value < rows[0].value
+
+
+def test_patience_ends_a_member_and_at_last_the_cohort(tmp_path: Path) -> None:
+    # The first overshoots and gets worse; the second learns for long.
+    planned = cohort(
+        tmp_path, variant="swiglu", grid={"learning_rate": [3.0, 1e-3]}, patience=2, num_steps=60
+    )
+    trainer = trained(planned)
+    hot, cool = trainer.members
+    assert hot.stopped_step is not None
+    assert hot.evaluations[-1].step == hot.stopped_step < 60
+    assert cool.evaluations[-1].step == 60
+    alone = trained(Cohort(planned.runs[:1]))
+    assert alone.step == hot.stopped_step
+    assert torch.equal(alone.optimizer.values[0], trainer.optimizer.values[0])
+    assert alone.summaries()[0]["tokens"] == hot.stopped_step * 64
 
 
 def test_muon_learns_and_a_member_is_bit_equal_to_the_same_run_alone(tmp_path: Path) -> None:

@@ -31,7 +31,15 @@ def validation_offsets(
     return offsets.reshape(num_batches, batch_size)
 
 
+def packed(tokens: NDArray[np.uint16]) -> Tensor:
+    """Tokens in two bytes each, for `windows`: as int16, since torch gathers no uint16."""
+    return torch.from_numpy(np.array(tokens).view(np.int16))
+
+
 def windows(tokens: Tensor, offsets: Tensor, context_length: int) -> Tensor:
-    """The tokens at `offsets [...]` and the `context_length` after each: `[..., T + 1]`, int64."""
+    """The tokens at `offsets [...]` and the `context_length` after each: `[..., T + 1]`, int64.
+
+    `tokens` are `packed`.
+    """
     steps = torch.arange(context_length + 1, device=tokens.device)
-    return tokens[offsets[..., None] + steps].long()
+    return tokens[offsets[..., None] + steps].long() & 0xFFFF

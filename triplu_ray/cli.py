@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triplu_ray import __version__
-from triplu_ray.config import FFN_KEYS, VARIANTS, resolve_ffn
+from triplu_ray.config import FFN_KEYS, VARIANTS, is_complete, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
@@ -332,9 +332,7 @@ def _variants(options: argparse.Namespace, _stderr: Console) -> int:
             raise UserError(f"--d-model: expected a width of at least 1, got {d_model}")
         baseline = resolve_ffn("swiglu", {}, "")
         hidden = {96: 322, 256: 768}.get(d_model, round(8 * d_model / 3))
-        for name in VARIANTS:
-            if name == "product":
-                continue
+        for name in filter(is_complete, VARIANTS):
             ffn = resolve_ffn(name, {}, "")
             width = matched_width(ffn, baseline, hidden, d_model)
             rows.append(

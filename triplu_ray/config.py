@@ -31,6 +31,7 @@ ADDED_KEYS: dict[str, Any] = {
     "heldout_bytes": None,
     "heldout_file": None,
     "momentum": 0.95,
+    "patience": None,
     "tokenizer_vocab_size": 512,
     "train_budget_bytes": None,
 }
@@ -95,6 +96,8 @@ class RunConfig(BaseModel):
     eval_batches: PositiveInt = 50
     seed: NonNegativeInt = 1
     precision: Precision = "fp32"
+    patience: PositiveInt | None = None
+    """Evaluations in a row without a new best after which a run is stopped; None: it goes on."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "RunConfig":
@@ -214,6 +217,13 @@ FFN_KEYS = {key for config in _FFN_CONFIGS for key in config.model_fields} - {"k
 
 VARIANTS = sorted({*ALIASES, *_FFN_BY_KIND})
 """What the key `variant` may say: kinds, and the papers' names."""
+
+
+def is_complete(variant: str) -> bool:
+    """Whether its name says everything; `product`, for one, has no default degree."""
+    fields = ALIASES.get(variant, {"kind": variant})
+    known = _FFN_BY_KIND[fields["kind"]].model_fields
+    return all(name in fields for name, field in known.items() if field.is_required())
 
 
 def ffn_keys_of(variant: str) -> set[str]:

@@ -90,7 +90,10 @@ class MemberOptimizer:
         else:
             # Row by row: the bits of one reduction would depend on the number of members.
             norms = torch.stack([row.norm() for row in self.gradients])
-        self.gradients.mul_((self.gradient_clip / (norms + 1e-6)).clamp(max=1.0)[:, None])
+        factors = (self.gradient_clip / (norms + 1e-6)).clamp(max=1.0)
+        # Passes over all gradients that change nothing: a CPU can tell, a GPU would have to wait.
+        if self.gradients.is_cuda or not (factors == 1.0).all():
+            self.gradients.mul_(factors[:, None])
         return norms
 
     def step(self, moving: Tensor) -> None:
@@ -98,7 +101,8 @@ class MemberOptimizer:
 
         Here gradients and rates of the others become 0; the update is each optimizer's own.
         """
-        self.gradients.masked_fill_(~moving[:, None], 0.0)
+        if self.gradients.is_cuda or not moving.all():
+            self.gradients.masked_fill_(~moving[:, None], 0.0)
         self.rates.mul_(moving)
 
     def state(self) -> dict[str, Tensor]:

@@ -87,6 +87,8 @@ class Header(BaseModel):
     resources: Resources = Resources()
     max_failures: NonNegativeInt = 3
     """How often a failed cohort is tried again."""
+    keep_models: bool = False
+    """Whether the store keeps each run's best checkpoint."""
     checkpoint_seconds: Positive = 60.0
     """Wall time between the checkpoints of a cohort."""
 

@@ -241,5 +241,10 @@ class CausalSelfAttention(Stacked):
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean loss of each member, nats, in fp32: logits `[M, N, V]`, targets `[M, N]` -> `[M]`."""
+    return token_cross_entropy(logits, targets).mean(1)
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Loss of each token, nats, in fp32: logits `[M, N, V]`, targets `[M, N]` -> `[M, N]`."""
     losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view(len(logits), -1).mean(1)
+    return losses.view(len(logits), -1)

@@ -2,15 +2,18 @@
 
     <store>/runs/<run_id>.parquet        one row: the run and its summary
     <store>/evals/<run_id>.parquet       one row an evaluation and split
+    <store>/probes/<run_id>.parquet      one row a probe and group; no file where there is none
+    <store>/models/<run_id>.safetensors  the best checkpoint, where the space keeps models
     <store>/spaces/<space>/<id>.json     what was planned under a space's name: run ids and labels
     <store>/sweeps/<id>.json             wall time and workers of each `sweep` command
     <store>/checkpoints/<cohort_id>.safetensors   where an unfinished cohort goes on
 
 A file is immutable, named after its run and appears whole: it is written under a hidden name and
 renamed (objects of a bucket appear whole by themselves). So no run can be stored twice, and what is
-done is known from names alone. `evals` is written before `runs`: a run is finished when, and only
-when, its file is in `runs`. `runs.parquet` and `evals.parquet` directly
-under the store are read too: a report's folder, which holds them, is a store that can be reported.
+done is known from names alone. All else is written before `runs`: a run is finished when, and only
+when, its file is in `runs`. `runs.parquet`, `evals.parquet` and `probes.parquet` directly under the
+store are read too: a report's folder, which holds them, is a store that can be reported. Columns
+that a file of an older version lacks are read as null.
 """
 
 import json
@@ -48,6 +51,13 @@ RUN_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "best_val_loss": (pa.float64(), "lowest validation loss, nats a token; null if never finite"),
     "best_step": (pa.int64(), "the step of best_val_loss"),
     "final_val_loss": (pa.float64(), "validation loss after the last step; null if diverged"),
+    "best_bits_per_byte": (
+        pa.float64(),
+        "best_val_loss in bits per UTF-8 byte of the text that was scored; null where unknown",
+    ),
+    "final_bits_per_byte": (pa.float64(), "final_val_loss, likewise"),
+    "heldout_loss": (pa.float64(), "loss on the heldout text at best_step; null without such text"),
+    "heldout_bits_per_byte": (pa.float64(), "heldout_loss, likewise"),
     "perplexity": (pa.float64(), "exp(best_val_loss)"),
     "seconds": (pa.float64(), "training time, evaluations excluded, over the cohort's members"),
     "tokens_per_second": (pa.float64(), "tokens / seconds"),
@@ -56,6 +66,7 @@ RUN_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "resumes": (pa.int64(), "times the cohort went on from a checkpoint"),
     "status": (pa.string(), "finished or diverged"),
     "diverged_step": (pa.int64(), "the step of the first non-finite loss or gradient, or null"),
+    "stopped_step": (pa.int64(), "the step at which patience ended the run, or null"),
     "config": (pa.string(), "the whole resolved configuration, JSON"),
     "corpus_sha256": (pa.string(), "fingerprint of tokenizer, training and validation text"),
     "git_sha": (pa.string(), "commit of the code, with + if the tree was changed; or null"),
@@ -68,10 +79,20 @@ EVAL_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "run_id": (pa.string(), "the run"),
     "step": (pa.int64(), "optimizer steps taken"),
     "tokens": (pa.int64(), "token positions trained on so far"),
-    "split": (pa.string(), "validation"),
+    "split": (pa.string(), "validation; heldout once, with the best checkpoint"),
     "loss": (pa.float64(), "mean cross-entropy on the split, nats a token"),
+    "bits_per_byte": (pa.float64(), "the same in bits per UTF-8 byte; null where unknown"),
     "train_loss": (pa.float64(), "mean training loss since the last evaluation; null at step 0"),
     "seconds": (pa.float64(), "training time so far, as in runs"),
+}
+
+PROBE_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "run_id": (pa.string(), "the run"),
+    "probe": (pa.string(), "minimal_pairs, pmi, arithmetic, routing or similarity"),
+    "group": (pa.string(), "what part of it: a category, a slice, a layer"),
+    "step": (pa.int64(), "the step whose parameters were probed, mostly best_step"),
+    "value": (pa.float64(), "accuracy, loss in bits a token, cosine, ...: see triplu_ray.probes"),
+    "count": (pa.int64(), "items or tokens behind the value, or null"),
 }
 
 
@@ -82,7 +103,11 @@ def _schema(columns: Mapping[str, tuple[pa.DataType, str]]) -> pa.Schema:
     )
 
 
-SCHEMAS = {"runs": _schema(RUN_COLUMNS), "evals": _schema(EVAL_COLUMNS)}
+SCHEMAS = {
+    "runs": _schema(RUN_COLUMNS),
+    "evals": _schema(EVAL_COLUMNS),
+    "probes": _schema(PROBE_COLUMNS),
+}
 
 
 class Store:
@@ -111,8 +136,15 @@ class Store:
 
     # Tables
 
-    def write_run(self, run: Mapping[str, Any], evals: Sequence[Mapping[str, Any]]) -> None:
-        """Store a finished run and its evaluations; a run that is stored already stays as it is."""
+    def write_run(
+        self,
+        run: Mapping[str, Any],
+        evals: Sequence[Mapping[str, Any]],
+        probes: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Store a finished run and what belongs to it; what is stored already stays as it is."""
+        if probes:
+            self._write_table("probes", run["run_id"], probes)
         self._write_table("evals", run["run_id"], evals)
         self._write_table("runs", run["run_id"], [run])
 
@@ -136,9 +168,16 @@ class Store:
 
     def read_evals(self, run_ids: Iterable[str] | None = None) -> pa.Table:
         """The table `evals` of finished runs, in order of run, split and step."""
+        return self._read_table("evals", self._finished(run_ids), ["run_id", "split", "step"])
+
+    def read_probes(self, run_ids: Iterable[str] | None = None) -> pa.Table:
+        """The table `probes` of finished runs, in order of run, probe, group and step."""
+        key = ["run_id", "probe", "group", "step"]
+        return self._read_table("probes", self._finished(run_ids), key)
+
+    def _finished(self, run_ids: Iterable[str] | None) -> set[str]:
         finished = self.finished_run_ids()
-        wanted = finished if run_ids is None else finished & set(run_ids)
-        return self._read_table("evals", wanted, ["run_id", "split", "step"])
+        return finished if run_ids is None else finished & set(run_ids)
 
     def _read_table(
         self,
@@ -203,7 +242,21 @@ class Store:
                 raise UserError(f"store: {path}: expected JSON: {reason(error)}") from error
         return records
 
-    # Checkpoints
+    # Models and checkpoints
+
+    def write_model(self, run_id: str, content: bytes) -> None:
+        """Keep a run's best checkpoint."""
+        self._write(f"models/{run_id}.safetensors", content)
+
+    def read_model(self, run_id: str) -> bytes:
+        """A run's best checkpoint; UserError if it was not kept."""
+        try:
+            return self._read(f"{self._root}/models/{run_id}.safetensors")
+        except OSError as error:
+            raise UserError(
+                f"store {self.location!r}: no model of run {run_id}: {reason(error)}; "
+                "a space keeps them with keep_models: true"
+            ) from error
 
     def write_checkpoint(self, cohort_id: str, content: bytes) -> None:
         """Replace a cohort's checkpoint, atomically."""

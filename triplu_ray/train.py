@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from triplu_ray.batches import training_offsets, validation_offsets, windows
+from triplu_ray.batches import packed, training_offsets, validation_offsets, windows
 from triplu_ray.corpus import Corpus
 from triplu_ray.execution import (
     Losses,
@@ -27,6 +27,7 @@ from triplu_ray.execution import (
     set_matmul_precision,
 )
 from triplu_ray.ffn import FeedForwardLayer
+from triplu_ray.members import Evaluation, Measurement, MemberState
 from triplu_ray.model import Decoder
 from triplu_ray.muon import MemberMuon
 from triplu_ray.optim import MemberAdamW, MemberOptimizer
@@ -35,33 +36,6 @@ from triplu_ray.stacked import initialize
 
 STEPS_AHEAD = 64
 """Whose batches are drawn and uploaded at once."""
-
-
-@dataclass
-class Evaluation:
-    """A row of the table `evals`; see the store for units."""
-
-    run_id: str
-    step: int
-    tokens: int
-    split: str
-    loss: float
-    train_loss: float | None
-    seconds: float
-
-
-@dataclass
-class MemberState:
-    """What is known of one run so far; losses in nats a token."""
-
-    run_id: str
-    train_loss_sum: float = 0.0
-    train_loss_steps: int = 0
-    best_val_loss: float | None = None
-    best_step: int | None = None
-    last_val_loss: float | None = None
-    diverged_step: int | None = None
-    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -100,8 +74,8 @@ class CohortTrainer:
         self._capture = capture and self.device.type == "cuda"
         config, members = self.config, len(self.configs)
         set_matmul_precision(config.precision)
-        self.train_tokens = torch.from_numpy(corpus.train.astype(np.int32)).to(self.device)
-        validation = torch.from_numpy(corpus.validation.astype(np.int32)).to(self.device)
+        self.train_tokens = packed(corpus.train).to(self.device)
+        validation = packed(corpus.validation).to(self.device)
         offsets = validation_offsets(
             len(validation), config.eval_batches, config.batch_size, config.context_length
         )
@@ -109,6 +83,9 @@ class CohortTrainer:
             validation, torch.from_numpy(offsets).to(self.device), config.context_length
         )
         """`[eval_batches, B, T + 1]`."""
+        scored = corpus.num_bytes(self.validation[..., 1:].cpu().numpy())
+        self.bits_per_byte = scored and self.validation[..., 1:].numel() / scored / math.log(2)
+        """Of a validation loss of one nat a token; None where bytes are unknown."""
         shape = config.shape(corpus.vocab_size)
         ffns = [config.ffn for config in self.configs]
         self.model = Decoder(ffns, shape, config.initialization, config.precision)
@@ -155,8 +132,7 @@ class CohortTrainer:
     @property
     def running(self) -> bool:
         """Whether a step remains for some member."""
-        diverged = all(member.diverged_step is not None for member in self.members)
-        return self.step < self.config.num_steps and not diverged
+        return self.step < self.config.num_steps and any(m.is_running for m in self.members)
 
     def prepare(self) -> None:
         """Compile, or capture, an update: what takes time once, before the first step."""
@@ -237,11 +213,11 @@ class CohortTrainer:
         for index, loss_sum in enumerate(self._loss_sums.tolist()):
             member = self.members[index]
             member.train_loss_sum, member.train_loss_steps = loss_sum, counts[index]
-            if not moving[index] and member.diverged_step is None:
+            if not moving[index] and member.is_running:
                 member.diverged_step = moved[index] + 1
 
     def evaluate(self) -> tuple[Evaluation, ...]:
-        """Mean loss over the validation batches of every member that has not diverged."""
+        """Mean loss over the validation batches of every member that is still running."""
         self.synchronize()
         for _, branch in self._branches:
             branch.begin_evaluation()
@@ -252,35 +228,45 @@ class CohortTrainer:
                 batch = batch.repeat(len(self.members), 1, 1)
                 total += self._losses(self.model, batch).detach()
         means = (total / len(self.validation)).tolist()
+        self._measure()
         evaluations = (self._record_evaluation(i, loss) for i, loss in enumerate(means))
         return tuple(evaluation for evaluation in evaluations if evaluation)
 
     def _record_evaluation(self, index: int, loss: float) -> Evaluation | None:
         member = self.members[index]
-        if member.diverged_step is not None:
+        if not member.is_running:
             return None
         if not math.isfinite(loss):
             member.diverged_step = self.step
             self._moving[index] = False
             return None
-        steps = member.train_loss_steps
         evaluation = Evaluation(
             run_id=member.run_id,
             step=self.step,
             tokens=self.step * self.config.tokens_per_step,
             split="validation",
             loss=loss,
-            train_loss=member.train_loss_sum / steps if steps else None,
+            bits_per_byte=self.bits_per_byte and self.bits_per_byte * loss,
+            train_loss=member.mean_train_loss(),
             seconds=self.seconds / len(self.members),
         )
         self._loss_sums[index], self._loss_counts[index] = 0.0, 0
-        member.train_loss_sum, member.train_loss_steps = 0.0, 0
-        member.evaluations.append(evaluation)
-        member.last_val_loss = loss
-        if member.best_val_loss is None or loss < member.best_val_loss:
-            member.best_val_loss, member.best_step = loss, self.step
+        if member.record(evaluation, self.config.patience):
             self.best_values[index] = self.optimizer.values[index]
+        if not member.is_running:
+            self._moving[index] = False
         return evaluation
+
+    @torch.no_grad()
+    def _measure(self) -> None:
+        """Note what the layers have to say of themselves along training."""
+        for layer, (_, branch) in enumerate(self._branches):
+            for probe, values in branch.measures().items():
+                for member, value in zip(self.members, values.tolist(), strict=True):
+                    if member.is_running:
+                        group = f"layer {layer}"
+                        row = Measurement(member.run_id, probe, group, self.step, value)
+                        member.measurements.append(row)
 
     def checkpoint(self) -> bytes:
         """Everything an exact continuation needs, in a format that executes nothing when read."""
@@ -306,39 +292,26 @@ class CohortTrainer:
         self.optimizer.load_state(tensors)
         self.step, self.seconds = state["step"], state["seconds"]
         self.resumes = state["resumes"] + 1
-        self.members = []
-        for index, member in enumerate(state["members"]):
-            rows = [Evaluation(**row) for row in member.pop("evaluations")]
-            restored = MemberState(**member, evaluations=rows)
-            self.members.append(restored)
-            diverged = restored.diverged_step
-            self._moving[index] = diverged is None
+        self.members = [MemberState.from_dict(member) for member in state["members"]]
+        for index, member in enumerate(self.members):
+            diverged = member.diverged_step
+            self._moving[index] = member.is_running
             self._steps_moved[index] = self.step if diverged is None else diverged - 1
-            self._loss_sums[index] = restored.train_loss_sum
-            self._loss_counts[index] = restored.train_loss_steps
+            self._loss_sums[index] = member.train_loss_sum
+            self._loss_counts[index] = member.train_loss_steps
         self._ahead.clear()
 
     def summaries(self) -> list[dict[str, Any]]:
         """The columns of the table `runs` that training decides, one row a member."""
         seconds = self.seconds / len(self.members)
-        return [
-            {
-                "tokens": tokens,
-                "best_val_loss": member.best_val_loss,
-                "best_step": member.best_step,
-                "final_val_loss": member.last_val_loss if member.diverged_step is None else None,
-                "perplexity": None
-                if member.best_val_loss is None
-                else math.exp(member.best_val_loss),
-                "seconds": seconds,
-                "tokens_per_second": self.step * self.config.tokens_per_step / seconds,
-                "resumes": self.resumes,
-                "status": "finished" if member.diverged_step is None else "diverged",
-                "diverged_step": member.diverged_step,
-            }
-            for member in self.members
-            for tokens in [(member.diverged_step or self.step) * self.config.tokens_per_step]
-        ]
+        rate = self.step * self.config.tokens_per_step / seconds
+        rows = []
+        for member in self.members:
+            row = member.summary(self.step, self.bits_per_byte)
+            row["tokens"] = row.pop("steps") * self.config.tokens_per_step
+            row |= {"seconds": seconds, "tokens_per_second": rate, "resumes": self.resumes}
+            rows.append(row)
+        return rows
 
 
 def train_cohort(

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,11 @@ class Corpus:
         if self.bytes_per_token is None:
             return None
         return Fraction(self.train_bytes, len(self.train))
+
+    def num_bytes(self, tokens: NDArray[Any]) -> int | None:
+        """How many bytes of UTF-8 text some tokens stand for; None where that is unknown."""
+        sizes = self.bytes_per_token
+        return None if sizes is None else int(sizes[tokens].sum())
 
     def encode(self, text: str) -> Tokens:
         """The tokens of any text; UserError if the corpus came as tokens."""

@@ -132,8 +132,7 @@ class UntiedSquaredReluLayer(FeedForwardLayer):
         first, second = self.streams
         return F.relu(first(x)) * F.relu(second(x))
 
-    def pair_similarity(self) -> Tensor:
-        """Mean over units of the cosine between the two streams' weights `[M]`."""
+    def measures(self) -> dict[str, Tensor]:
+        """`similarity`: mean over units of the cosine between the two streams' weights."""
         first, second = (stream.get_parameter("weight") for stream in self.streams)
-        cosines: Tensor = torch.cosine_similarity(first, second, dim=1)
-        return cosines.mean(1)
+        return {"similarity": torch.cosine_similarity(first, second, dim=1).mean(1)}

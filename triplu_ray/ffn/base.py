@@ -121,6 +121,10 @@ class FeedForwardLayer(Stacked):
         What is random depends on `key`, the layer's name, on a member's seed and the step alone.
         """
 
+    def measures(self) -> dict[str, Tensor]:
+        """What is worth following along training, by name: values `[M]`."""
+        return {}
+
     def begin_evaluation(self) -> None:
         """Leave out what is random, until the next `begin_step`."""
 

@@ -138,7 +138,7 @@ class PolyGluLayer(FeedForwardLayer):
         return ((logits + noise) / self.temperature).softmax(-2)
 
     def modulation(self, x: Tensor, time: int) -> Tensor:
-        """The router's part of the logits `[M, B, T, K]`, fp32 at least; T is 1 if it reads sequences."""
+        """The router's part of the logits `[M, B, T, K]`; T is 1 if it reads whole sequences."""
         sequences = _at_least_fp32(x).view(len(x), -1, time, x.shape[-1])
         if self.pooling == "sequence":
             pooled = sequences.mean(2, keepdim=True)

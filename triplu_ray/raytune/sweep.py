@@ -129,6 +129,7 @@ def _tuner(
         compiled=compiled,
         git_sha=provenance.git_sha(),
         checkpoint_seconds=header.checkpoint_seconds,
+        keep_models=header.keep_models,
     )
     return tune.Tuner(
         tune.with_resources(tune.with_parameters(CohortTrainable, job=job), granted),

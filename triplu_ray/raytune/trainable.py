@@ -13,6 +13,7 @@ from ray import tune
 from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
 from triplu_ray.plan import Cohort
+from triplu_ray.selected import examine_selected, model_bytes
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer, train_cohort
 
@@ -31,6 +32,7 @@ class SweepJob:
     """Ids of the cohorts that run compiled code."""
     git_sha: str | None
     checkpoint_seconds: float
+    keep_models: bool
 
 
 class CohortTrainable(tune.Trainable):
@@ -96,6 +98,12 @@ class CohortTrainable(tune.Trainable):
 
     def _write_runs(self) -> None:
         job, runs = self._job, self._cohort.runs
+        corpus = job.corpora[str(runs[0].corpus.sha256)]
+        examine_selected(self._trainer, corpus)
+        if job.keep_models:
+            for index, run in enumerate(runs):
+                content = model_bytes(self._trainer, index, corpus.vocab_size)
+                self._store.write_model(run.run_id, content)
         rows = zip(runs, self._trainer.summaries(), self._trainer.members, strict=True)
         for run, summary, member in rows:
             planned = run.row()
@@ -115,6 +123,7 @@ class CohortTrainable(tune.Trainable):
                 ),
                 "finished_at": datetime.now(UTC),
             }
-            self._store.write_run(row, [vars(evaluation) for evaluation in member.evaluations])
+            evals = [*member.evaluations, *([member.heldout] if member.heldout else [])]
+            self._store.write_run(row, [*map(vars, evals)], [*map(vars, member.measurements)])
         self._store.delete_checkpoint(self._cohort.cohort_id)
         self._stored = True
