@@ -46,9 +46,10 @@ def corpus(train_bytes: int = 20_000, validation_bytes: int = 5_000) -> Corpus:
 
 
 def write_space(folder: Path, **changes: Any) -> Path:
-    """A space file with changed keys; an axis takes the place of the plain key."""
+    """A space file with changed keys; an axis or `select` takes the place of the plain key."""
     content = {**TINY, **changes}
-    content = {key: value for key, value in content.items() if key not in content["grid"]}
+    taken = {*content["grid"], content.get("select", {}).get("key")}
+    content = {key: value for key, value in content.items() if key not in taken}
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(content))
     return path

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -131,9 +132,13 @@ def write_space(
     loss: Callable[[Mapping[str, Any]], float | None],
     baseline: str | None = "swiglu",
     targets: tuple[float, ...] = (),
+    select: Mapping[str, Any] | None = None,
     **row: Any,
 ) -> None:
-    """Store a space's record and the runs that have a loss; those without one stay missing."""
+    """Store a space's record and the runs that have a loss; those without one stay missing.
+
+    A run of an infinite loss has diverged.
+    """
     record = {
         "space": space,
         "description": f"What {space} answers.",
@@ -141,9 +146,13 @@ def write_space(
         "targets": list(targets),
         "runs": planned,
     }
+    record |= {"select": select} if select else {}
     store.write_record(f"spaces/{space}/plan", record)
     for run in planned:
         value = loss(run)
-        if value is not None:
+        if value == math.inf:
+            lost = {"final_val_loss": None, "status": "diverged"}
+            store.write_run({**stored_run(run, 9.0), **lost, **row}, [])
+        elif value is not None:
             stored = stored_run(run, value)
             store.write_run({**stored, **row}, curve(stored))

@@ -45,11 +45,13 @@ def plan_of(
     content: Content,
     *overrides: str,
     finished: frozenset[str] = frozenset(),
+    results: Mapping[str, float | None] | None = None,
     facts: CorpusFacts = FACTS,
     beside: Mapping[str, Content] | None = None,
 ) -> Plan:
     """The plan of a space file over a corpus that nobody reads."""
-    return make_plan(space_of(content, *overrides, beside=beside), lambda _: facts, finished)
+    space = space_of(content, *overrides, beside=beside)
+    return make_plan(space, lambda _: facts, finished, results)
 
 
 def run_ids(plan: Plan) -> set[str]:

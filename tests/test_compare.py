@@ -79,6 +79,22 @@ def test_a_width_matched_in_each_setting_is_no_variant_of_its_own() -> None:
     assert runs["setting"].tolist() == ["d_model=96", "d_model=256"]
 
 
+def test_a_selected_key_is_no_part_of_the_setting() -> None:
+    rates = {"swiglu": 1e-3, "triplu": 3e-3}
+    planned = [planned_run(v, seed, learning_rate=rates[v]) for v in rates for seed in (1, 2)]
+    planned.append(planned_run("triplu", 1, learning_rate=1e-3))
+    runs = [stored_run(run, 1.1) for run in planned]
+    comparison = compare.tidy(*frames(runs, planned), "swiglu", "learning_rate")
+    assert comparison.context == ()
+    assert comparison.superseded == 0
+    triplu = comparison.runs[comparison.runs["label"] == "triplu"]
+    assert sorted(zip(triplu["seed"], triplu["learning_rate"], strict=True)) == [
+        (1, 1e-3),
+        (1, 3e-3),
+        (2, 3e-3),
+    ]
+
+
 def test_missing_and_diverged_runs_stay_visible() -> None:
     planned = [planned_run(variant, seed) for variant in ("swiglu", "triplu") for seed in (1, 2, 3)]
     planned.append(planned_run("triplu", 4))

@@ -119,6 +119,7 @@ def test_the_second_time_there_is_nothing_to_train(undisturbed: tuple[Path, Path
         "space": "tiny",
         "runs": 4,
         "done_before": 4,
+        "pending": 0,
         "trained": 0,
         "failed": [],
         "interrupted": False,
@@ -177,6 +178,26 @@ def test_a_failed_cohort_does_not_stop_the_others(tmp_path: Path) -> None:
     assert blocked in failed["reason"]
     assert f"failed: runs {blocked}: " in stderr
     assert "Traceback" not in stderr
+
+
+def test_each_variant_is_evaluated_at_the_rate_it_chose(tmp_path: Path) -> None:
+    select = {"key": "learning_rate", "values": [1e-4, 1e-2], "seeds": [101, 102]}
+    space, store = write_space(tmp_path, select=select, num_steps=100), tmp_path / "store"
+    code, summary, stderr = run(space, store)
+    assert code == 0, stderr
+    assert {key: summary[key] for key in ("runs", "pending", "trained")} == {
+        "runs": 12, "pending": 0, "trained": 12,
+    }  # fmt: skip
+    runs = runs_and_curves(store)[0]
+    is_candidate = runs["seed"].isin(select["seeds"])
+    means = runs[is_candidate].groupby(["variant", "learning_rate"])["best_val_loss"].mean()
+    for variant, compared in runs[~is_candidate].groupby("variant"):
+        best = means[variant].idxmin()
+        assert (compared["learning_rate"] == best).all()
+        assert sorted(compared["seed"]) == [1, 2]
+        assert f"chosen for {variant}: learning_rate {best:g}" in stderr
+    # 100 steps at 1e-4 hardly move a model.
+    assert (runs.loc[~is_candidate, "learning_rate"] == 1e-2).all()
 
 
 def test_a_killed_driver_is_continued(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ SOUND: dict[str, list[Any]] = {
     "warmup_steps": [0, 300],
     "schedule": ["constant", "cosine"],
     "train_bytes": [None, 1000],
+    "select": [
+        {"key": "learning_rate", "values": [1e-3, 1], "seeds": [7]},
+        {"key": "num_steps", "values": [250, 500], "seeds": [1, 8]},
+        {"values": [1]},
+    ],
 }
 
 

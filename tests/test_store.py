@@ -85,6 +85,15 @@ def test_reading_takes_only_the_columns_that_are_asked_for(store: Store, tmp_pat
     assert row == {"run_id": first["run_id"], "seed": first["seed"]}
 
 
+def test_a_result_is_the_best_loss_of_a_run_that_did_not_diverge(store: Store) -> None:
+    never = {"best_val_loss": None, "perplexity": None, "best_step": None}
+    runs = [a_run(1, 1.5), a_run(2, 1.2, status="diverged"), a_run(3, status="diverged") | never]
+    write(store, *runs[:2])
+    store.write_run(runs[2], [])
+    ids = [run["run_id"] for run in runs]
+    assert store.results() == dict(zip(ids, [1.5, None, None], strict=True))
+
+
 def test_a_run_that_is_stored_stays_as_it_is(store: Store) -> None:
     write(store, a_run(1, loss=1.5))
     write(store, a_run(1, loss=9.9))

@@ -18,6 +18,7 @@ from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, lo
 from triplu_ray.errors import UserError
 from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
 from triplu_ray.progress import duration
+from triplu_ray.selection import chosen_lines
 from triplu_ray.sizing import machine_here
 from triplu_ray.space import Header, Space, load_space
 from triplu_ray.store import Store
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
     space = load_space(options.space, options.overrides)
-    plan, _ = _make_plan(space, frozenset(store.finished_run_ids()), stderr, draft=True)
+    plan, _ = _make_plan(space, store, stderr, draft=True)
     machine = machine_here(space.header.resources)
     plan = plan.on(machine)
     workers = machine.workers
@@ -114,6 +115,7 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
                 ],
                 "done": len(plan.done),
                 "missing": len(plan.missing),
+                "pending": plan.pending,
                 "tokens": sum(run.tokens for run in plan.missing),
                 "training_flops": sum(run.training_flops for run in plan.missing),
                 "estimated_seconds": seconds,
@@ -130,6 +132,8 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
         f"to train, about {duration(seconds)} with {workers} workers "
         f"(from {estimate_from})"
     )
+    if plan.pending:
+        console.print(f"{plan.pending} more runs are to come, at what these choose")
     return EXIT_DONE
 
 
@@ -168,43 +172,26 @@ def _plan_table(plan: Plan) -> Table:
 def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
     space = load_space(options.space, options.overrides)
-    plan, corpora = _make_plan(space, frozenset(store.finished_run_ids()), stderr, draft=False)
-    record = plan.record()
-    store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", record)
-    if not plan.missing:
-        stderr.print(f"{space.header.name}: all {len(plan.runs)} runs are done")
-        return _swept(options, plan, 0, [], False)
-    stderr.print(
-        f"{space.header.name}: {len(plan.missing)} of {len(plan.runs)} runs to train, "
-        f"{len(plan.done)} done, store {options.store}"
-    )
-
-    from triplu_ray.raytune import sweep
-
-    outcome = sweep(plan, corpora, store, stderr)
-    for failed in outcome.failed:
-        stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
-    if outcome.interrupted:
-        stderr.print(f"interrupted; go on with: {_same_command(options)}")
-    else:
-        stderr.print(f"{space.header.name}: {outcome.trained} runs trained")
-    failures = [vars(failed) for failed in outcome.failed]
-    return _swept(options, plan, outcome.trained, failures, outcome.interrupted)
-
-
-def _swept(
-    options: argparse.Namespace,
-    plan: Plan,
-    trained: int,
-    failed: list[dict[str, Any]],
-    interrupted: bool,
-) -> int:
+    plan, corpora = _make_plan(space, store, stderr, draft=False)
+    facts = {run.config.corpus_source: run.corpus for run in plan.runs}
+    trained, known = 0, 0
+    # A round may choose the runs of the next one, unless what failed is in the way.
+    while len(plan.runs) > known:
+        known, done_before = len(plan.runs), len(plan.done) - trained
+        store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", plan.record())
+        for line in chosen_lines(space.header.select, plan.rows(), plan.axes()):
+            stderr.print(f"chosen for {line}")
+        newly_trained, failed, interrupted = _train_missing(options, plan, corpora, stderr)
+        trained += newly_trained
+        if plan.pending and not interrupted:
+            plan = make_plan(space, facts.__getitem__, *_known(space, store))
     if options.json:
         _print_json(
             {
-                "space": plan.space.header.name,
+                "space": space.header.name,
                 "runs": len(plan.runs),
-                "done_before": len(plan.done),
+                "done_before": done_before,
+                "pending": plan.pending,
                 "trained": trained,
                 "failed": failed,
                 "interrupted": interrupted,
@@ -213,6 +200,36 @@ def _swept(
     if interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if failed else EXIT_DONE
+
+
+def _train_missing(
+    options: argparse.Namespace, plan: Plan, corpora: dict[str, Corpus], stderr: Console
+) -> tuple[int, list[dict[str, Any]], bool]:
+    """How many runs were trained, which cohorts failed, and whether it was interrupted."""
+    name = plan.space.header.name
+    if not plan.missing:
+        stderr.print(f"{name}: all {len(plan.runs)} runs are done")
+        return 0, [], False
+    stderr.print(
+        f"{name}: {len(plan.missing)} of {len(plan.runs)} runs to train, "
+        f"{len(plan.done)} done, store {options.store}"
+    )
+
+    from triplu_ray.raytune import sweep
+
+    outcome = sweep(plan, corpora, Store(options.store), stderr)
+    for failed in outcome.failed:
+        stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
+    if outcome.interrupted:
+        stderr.print(f"interrupted; go on with: {_same_command(options)}")
+    else:
+        stderr.print(f"{name}: {outcome.trained} runs trained")
+    return outcome.trained, [vars(failed) for failed in outcome.failed], outcome.interrupted
+
+
+def _known(space: Space, store: Store) -> tuple[frozenset[str], dict[str, float | None]]:
+    """Ids of the finished runs and, where the space selects by them, their losses."""
+    return frozenset(store.finished_run_ids()), store.results() if space.header.select else {}
 
 
 def _same_command(options: argparse.Namespace) -> str:
@@ -224,7 +241,7 @@ def _same_command(options: argparse.Namespace) -> str:
 
 
 def _make_plan(
-    space: Space, finished: frozenset[str], stderr: Console, *, draft: bool
+    space: Space, store: Store | None, stderr: Console, *, draft: bool
 ) -> tuple[Plan, dict[str, Corpus]]:
     """The plan, and the corpora by fingerprint; a draft does not fetch what is not at hand."""
     corpora: dict[str, Corpus] = {}
@@ -245,7 +262,7 @@ def _make_plan(
         corpora[corpus.sha256] = corpus
         return CorpusFacts(corpus.vocab_size, corpus.sha256, corpus.mean_bytes_per_token)
 
-    plan = make_plan(space, load, finished)
+    plan = make_plan(space, load, *(_known(space, store) if store else ()))
     for run in plan.runs:
         if run.corpus.sha256 is not None:
             check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
@@ -311,7 +328,7 @@ def _bench(options: argparse.Namespace, stderr: Console) -> int:
     header, subjects = Header(name="papers"), papers_models()
     if options.space:
         space = load_space(options.space, options.overrides)
-        plan, _ = _make_plan(space, frozenset(), stderr, draft=True)
+        plan, _ = _make_plan(space, None, stderr, draft=True)
         header, subjects = space.header, Subject.of_plan(plan)
     content = run_bench(header, subjects, options.rounds, options.steps, options.cohorts, stderr)
     report = bench_report(header.name, content["rows"], content["measured_on"])

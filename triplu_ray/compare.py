@@ -48,12 +48,15 @@ class Comparison:
     superseded: int = 0
 
 
-def tidy(runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None) -> Comparison:
+def tidy(
+    runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None, selected: str | None = None
+) -> Comparison:
     """Join the table `runs` with the planned runs, and find what varies.
 
     `planned` has at least run_id, variant, seed and config; a run that is not in `runs` is missing.
     `config` may be an object or its JSON. `baseline` is a variant or a whole label; it stays None
-    where no label, or more than one, answers to it.
+    where no label, or more than one, answers to it. A `selected` key, whose value is chosen for
+    each variant, is no part of the setting; runs that differ in it alone stay apart.
     """
     missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
     rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
@@ -62,7 +65,7 @@ def tidy(runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None) -> Com
     ).infer_objects()
     varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
     layer = [key for key in varying if key.startswith("ffn.")]
-    context = [key for key in varying if key not in [*layer, "hidden", "seed"]]
+    context = [key for key in varying if key not in [*layer, "hidden", "seed", selected]]
 
     rows = rows.join(configs[configs.columns.difference(rows.columns)])
     rows["setting"] = settings(rows, context)
@@ -85,7 +88,7 @@ def tidy(runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None) -> Com
     age = [name for name in ("is_stored", "is_finished", "finished_at") if name in rows]
     order = [*context, "is_variant", "variant", *layer, "hidden", "seed"]
     latest = rows.sort_values([*order, *age, "run_id"], key=_sortable).drop_duplicates(
-        [*GROUP, "seed"], keep="last"
+        [*GROUP, "seed", *([selected] if selected else [])], keep="last"
     )
     return Comparison(
         latest.drop(columns=["is_variant", "is_stored", "is_finished"]).reset_index(drop=True),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -15,8 +15,9 @@ from triplu_ray.config import FFN_KEYS, RunConfig, explain, ffn_keys_of, resolve
 from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
+from triplu_ray.selection import Selection, two_stages
 from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND, Machine, cohort_size, compiling_pays
-from triplu_ray.space import Axis, Block, Space
+from triplu_ray.space import Axis, Block, Header, Space
 
 MAX_COMBINATIONS = 1_000_000
 """Of one block; more is a slip, and would take minutes to list."""
@@ -112,6 +113,8 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     cohorts: tuple[Cohort, ...]
     done: frozenset[str]
+    pending: int = 0
+    """Runs that are known once `select` has chosen for them."""
 
     @property
     def plan_id(self) -> str:
@@ -126,8 +129,8 @@ class Plan:
 
     def on(self, machine: Machine) -> "Plan":
         """The same runs in cohorts that suit the machine."""
-        limit = self.space.header.cohort
-        return replace(self, cohorts=_form_cohorts(self.runs, limit, self.done, machine))
+        header = self.space.header
+        return replace(self, cohorts=_form_cohorts(self.runs, header, self.done, machine))
 
     def compiled_cohorts(self, machine: Machine) -> frozenset[str]:
         """Ids of the cohorts whose code is worth compiling."""
@@ -143,8 +146,10 @@ class Plan:
         )
 
     def axes(self) -> list[str]:
-        """Keys that some grid of the space varies."""
-        return sorted({key for block in self.space.blocks for key in block.grid})
+        """Keys that some grid of the space varies, and the one that it selects."""
+        select = self.space.header.select
+        selected = {select.key} if select else set()
+        return sorted({key for block in self.space.blocks for key in block.grid} | selected)
 
     def rows(self) -> list[dict[str, Any]]:
         """`PlannedRun.row` of every run, with the values of all axes."""
@@ -164,6 +169,7 @@ class Plan:
             "description": header.description,
             "baseline": self.baseline,
             "targets": list(header.targets),
+            "select": header.select and header.select.model_dump(),
             "runs": [run.row() for run in self.runs],
         }
 
@@ -177,35 +183,58 @@ def make_plan(
     space: Space,
     corpus_facts: Callable[[CorpusSource], CorpusFacts],
     finished: frozenset[str] = frozenset(),
+    results: Mapping[str, float | None] | None = None,
 ) -> Plan:
     """Expand a space; raises UserError for combinations that make no run.
 
     A budget of bytes becomes `num_steps` here: as many updates as its share of the training text,
     bytes over the mean bytes of a token, holds.
+
+    `results`, for a space that selects, are the best losses of finished runs by id, None if
+    diverged: they decide which of its runs are known (`selection.two_stages`).
     """
     baseline = _resolve_baseline(space)
-    runs: dict[str, PlannedRun] = {}
-    for index, block in enumerate(space.blocks):
-        where = space.origin if len(space.blocks) == 1 else f"{space.origin}: blocks[{index}]"
-        for settings in expand(block, where):
-            run = _resolve_run(settings, baseline, corpus_facts, where)
-            runs.setdefault(run.run_id, run)
 
+    def resolve(settings: dict[str, Any], where: str) -> PlannedRun:
+        return _resolve_run(settings, baseline, corpus_facts, where)
+
+    wanted = (
+        (settings, where)
+        for index, block in enumerate(space.blocks)
+        for where in [f"{space.origin}: blocks[{index}]" if space.blocks[1:] else space.origin]
+        for settings in expand(block, where)
+    )
+    if space.header.select is None:
+        known, pending = [resolve(*run) for run in wanted], 0
+    else:
+        known, pending = two_stages(space.header.select, wanted, resolve, results or {})
+    runs = {run.run_id: run for run in known}
     return Plan(
         space,
         baseline and baseline[0].label,
         tuple(runs.values()),
-        _form_cohorts(tuple(runs.values()), space.header.cohort, finished, Machine()),
+        _form_cohorts(tuple(runs.values()), space.header, finished, Machine()),
         finished.intersection(runs),
+        pending,
     )
 
 
 def _form_cohorts(
-    runs: Sequence[PlannedRun],
-    limit: int | Literal["auto"],
-    finished: frozenset[str],
-    machine: Machine,
+    runs: Sequence[PlannedRun], header: Header, finished: frozenset[str], machine: Machine
 ) -> tuple[Cohort, ...]:
+    """Candidates of a selection first, apart: what they choose must not cut their cohorts anew."""
+    seeds = header.select.seeds if header.select else []
+    stages = (
+        [run for run in runs if (run.config.seed in seeds) == first] for first in (True, False)
+    )
+    return tuple(
+        cohort for stage in stages for cohort in _cohorts_of_stage(stage, header, finished, machine)
+    )
+
+
+def _cohorts_of_stage(
+    runs: Sequence[PlannedRun], header: Header, finished: frozenset[str], machine: Machine
+) -> list[Cohort]:
     """Unfinished runs in cohorts of a size at most; those of a pair follow one another.
 
     What changes on a machine while a sweep runs then slows both sides of a pair alike.
@@ -214,17 +243,23 @@ def _form_cohorts(
     place: dict[str, int] = {}
     for run in runs:
         groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
-        place.setdefault(run.config.pair_key, len(place))
+        place.setdefault(_pair(run, header.select), len(place))
     # Cut before finished runs are left out: what remains of a cohort keeps its members.
     chunks: list[list[PlannedRun]] = []
     for group in groups.values():
-        size = limit
+        size = header.cohort
         if size == "auto":
             size = cohort_size(group[0].config, group[0].corpus.vocab_size, len(runs), machine)
         chunks += (list(chunk) for chunk in _evenly(group, size))
     unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
     cohorts = [Cohort(chunk) for chunk in unfinished if chunk]
-    return tuple(sorted(cohorts, key=lambda cohort: place[cohort.runs[0].config.pair_key]))
+    return sorted(cohorts, key=lambda cohort: place[_pair(cohort.runs[0], header.select)])
+
+
+def _pair(run: PlannedRun, select: Selection | None) -> str:
+    """Equal for the runs of a pair, each of which may have chosen its own value."""
+    update = {select.key: RunConfig.model_fields[select.key].default} if select else {}
+    return run.config.model_copy(update=update).pair_key
 
 
 def _evenly(group: Sequence[PlannedRun], size: int) -> Iterator[Sequence[PlannedRun]]:

@@ -33,6 +33,7 @@ from triplu_ray.config import (
     ffn_keys_of,
 )
 from triplu_ray.errors import UserError, brief, did_you_mean, reason
+from triplu_ray.selection import Selection
 
 
 def _share_or_whole(amount: float) -> float:
@@ -78,6 +79,8 @@ class Header(BaseModel):
     """`{variant: swiglu, hidden: 322}`: whom the others are paired and matched with."""
     targets: list[Positive] = []
     """Validation losses for the tables of tokens-, FLOPs- and seconds-to-target."""
+    select: Selection | None = None
+    """`{key: learning_rate, values: [1e-4, 1e-3], seeds: [101, 102]}`: each variant at its best."""
     vocab_size: PositiveInt | None = None
     """What the corpus must have; lets `plan` count parameters before the corpus is there."""
     cohort: Annotated[int | Literal["auto"], BeforeValidator(_members)] = "auto"
@@ -215,7 +218,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...] = (), named_by: str = "")
     )
 
 
-_TAKEN_ENTRY_BY_ENTRY = ("grid", "resources", "baseline")
+_TAKEN_ENTRY_BY_ENTRY = ("grid", "resources", "baseline", "select")
 
 
 def _laid_over(inherited: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,11 +226,22 @@ def _laid_over(inherited: Mapping[str, Any], data: Mapping[str, Any]) -> dict[st
     for key in (*data, *(data["grid"] if isinstance(data.get("grid"), dict) else ())):
         if key not in _TAKEN_ENTRY_BY_ENTRY:
             inherited = _without(inherited, key)
+            if key == _selected(inherited):
+                inherited = _without(inherited, "select")
+    if (key := _selected(data)) is not None:
+        inherited = _without(inherited, key)
     merged = {**inherited, **data}
     for key in _TAKEN_ENTRY_BY_ENTRY:
         if isinstance(inherited.get(key), dict) and isinstance(data.get(key), dict) and data[key]:
             merged[key] = {**inherited[key], **data[key]}
     return merged
+
+
+def _selected(data: Mapping[str, Any]) -> str | None:
+    """The key that `select` names, if it names one."""
+    select = data.get("select")
+    key = select.get("key") if isinstance(select, dict) else None
+    return key if isinstance(key, str) else None
 
 
 def _without(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -249,10 +263,10 @@ def _overridden(data: Mapping[str, Any], text: str) -> dict[str, Any]:
         raise UserError(f"override {text!r}: expected key=value")
     given = _parse_yaml(value, f"override {text!r}")
     parent, _, child = key.partition(".")
-    if child and parent in ("resources", "baseline"):
+    if child and parent in ("resources", "baseline", "select"):
         return _laid_over(data, {parent: {child: given}})
     if key in Header.model_fields:
-        return {**data, key: given}
+        return _laid_over(_without(data, key), {key: given})
     _refuse_unknown([key], _RUN_TYPES.keys() | Header.model_fields.keys(), f"override {text!r}: ")
     if "blocks" in data:
         data = {**data, "blocks": [_without(block, key) for block in data["blocks"]]}
@@ -268,14 +282,18 @@ def _refuse_unknown(keys: Iterable[object], known: Iterable[str], where: str) ->
 
 
 def _build_space(data: Mapping[str, Any], origin: str) -> Space:
-    if isinstance(data.get("resources"), dict):
-        _refuse_unknown(data["resources"], Resources.model_fields, f"{origin}: resources.")
+    for key, model in (("resources", Resources), ("select", Selection)):
+        if isinstance(data.get(key), dict):
+            _refuse_unknown(data[key], model.model_fields, f"{origin}: {key}.")
     try:
         header = Header.model_validate({k: v for k, v in data.items() if k in Header.model_fields})
     except ValidationError as error:
         raise UserError(f"{origin}: {explain(error)}") from error
     if header.baseline is not None:
         _check_baseline(header.baseline, origin)
+    if header.select is not None:
+        _checked_list(header.select.key, header.select.values, f"{origin}: select.values")
+        _checked_list("seed", header.select.seeds, f"{origin}: select.seeds")
 
     blocks = data.get("blocks", [{}])
     if not isinstance(blocks, list) or not blocks:
@@ -295,6 +313,8 @@ def _build_space(data: Mapping[str, Any], origin: str) -> Space:
         )
         if both:
             raise UserError(f"{where}: {both[0]}: expected a value or an axis of grid, got both")
+        if header.select and header.select.key in {*common, *common_grid, *settings, *grid}:
+            raise UserError(f"{where}: {header.select.key}: expected it in select alone, got both")
         read.append(
             Block(
                 {k: v for k, v in {**common, **settings}.items() if k not in grid},

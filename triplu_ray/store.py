@@ -166,6 +166,14 @@ class Store:
         """
         return self._read_table("runs", run_ids, ["run_id"], columns)
 
+    def results(self) -> dict[str, float | None]:
+        """Best validation loss of every stored run; None if it diverged, whatever came before."""
+        rows = self.read_runs(columns=["status", "best_val_loss"]).to_pylist()
+        return {
+            row["run_id"]: row["best_val_loss"] if row["status"] == "finished" else None
+            for row in rows
+        }
+
     def read_evals(self, run_ids: Iterable[str] | None = None) -> pa.Table:
         """The table `evals` of finished runs, in order of run, split and step."""
         return self._read_table("evals", self._finished(run_ids), ["run_id", "split", "step"])

@@ -16,6 +16,7 @@ from triplu_ray.report.model import Figure, Report, Section, Table, axis_words
 from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
 from triplu_ray.report.precision import TWIN_COLUMNS, find_twins, precision_section
 from triplu_ray.report.provenance import provenance_table
+from triplu_ray.report.selection import Selected, merged_selection, selection_table, split
 from triplu_ray.report.sentences import headline
 from triplu_ray.store import Store
 
@@ -43,6 +44,7 @@ def merged_space(store: Store, space: str) -> dict[str, Any]:
         **plans[-1],
         "baseline": next((plan["baseline"] for plan in plans if plan["baseline"]), None),
         "targets": sorted({target for plan in plans for target in plan["targets"]}, reverse=True),
+        "select": merged_selection(plans),
         "runs": [runs[run_id] for run_id in sorted(runs)],
         "sweeps": sorted(sweeps, key=lambda sweep: str(sweep["started_at"])),
     }
@@ -59,7 +61,12 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     if runs.empty:
         others = ", ".join(space_names(store))
         raise UserError(f"space {space!r}: none of its runs is finished; known spaces: {others}")
-    comparison = tidy(runs, planned, record["baseline"])
+    select, selected = record["select"], None
+    everything = comparison = tidy(runs, planned, record["baseline"], select and select["key"])
+    if select:
+        comparison, selected = split(everything, select)
+        if (comparison.runs["status"] == "missing").all():
+            raise UserError(f"space {space!r}: no run at a chosen {select['key']} is finished")
     evals = store.read_evals(runs["run_id"]).to_pandas()
     costs = evaluation_costs(comparison, evals)
     targets = record["targets"]
@@ -71,10 +78,13 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     return Report(
         space=space,
         description=record["description"],
-        headline=headline(comparison, costs, targets),
+        headline=[
+            *headline(comparison, costs, targets),
+            *([selected.sentence] if selected else []),
+        ],
         warnings=[
-            *warning_lines(comparison, record["baseline"]),
-            *_failures(comparison, record),
+            *warning_lines(comparison, record["baseline"], selected),
+            *_failures(everything, record),
             *(
                 ["no run has the settings of the paper's tables"]
                 if published and not beside
@@ -84,11 +94,12 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         sections=[
             _variants(comparison, costs),
             *_gaps(comparison, costs),
+            *([_selection(selected)] if selected else []),
             *(_axes(comparison) if finished else []),
             _costs(comparison, costs, reached),
             *precision_section(twins, comparison.baseline),
             *([Section("Beside the paper", tables=beside)] if beside else []),
-            Section("Provenance", tables=[provenance_table(comparison.runs, record["sweeps"])]),
+            Section("Provenance", tables=[provenance_table(everything.runs, record["sweeps"])]),
         ],
         run_ids=sorted(runs["run_id"]),
         twin_ids=sorted(twins.loc[~twins["is_own"], "run_id"]),
@@ -125,8 +136,29 @@ def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
         + _left_out(comparison, comparison.context, figures.MAX_SETTINGS),
         lambda: figures.gap_curves(comparison, costs),
     )
+    ranking = Figure(
+        "gap_ranking",
+        f"Gap to {comparison.baseline}, best first: diamonds are means, bars their 95 % t "
+        "intervals, dots seeds.",
+        lambda: figures.gap_ranking(comparison),
+    )
     drawn = [dots, curves] if pairs["gap"].notna().any() else []
+    if drawn and comparison.runs["label"].nunique() > figures.MAX_LABELS:
+        drawn = [ranking, *drawn]
     return [Section("Paired gaps", tables=tables.gap_tables(comparison, pairs), figures=drawn)]
+
+
+def _selection(selected: Selected) -> Section:
+    """Loss by value on the selection seeds, and what was chosen."""
+    key, candidates = selected.key, selected.candidates
+    figure = Figure(
+        f"selection_by_{key}",
+        f"Best validation loss by {axis_words(key)} on the selection seeds: lines are means, dots "
+        "are seeds." + _left_out(candidates, candidates.context[:-1], figures.MAX_SETTINGS),
+        lambda: figures.loss_against_axis(candidates, key),
+    )
+    drawn = [figure] if (candidates.runs["status"] == "finished").any() else []
+    return Section("Selection", tables=[selection_table(selected)], figures=drawn)
 
 
 def _axes(comparison: Comparison) -> list[Section]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from triplu_ray.compare import (
+    GROUP,
     Comparison,
     mean_gaps,
     paired_gaps,
@@ -14,12 +15,15 @@ from triplu_ray.compare import (
 )
 from triplu_ray.report.axes import axis_means, selection_axes
 from triplu_ray.report.model import axis_words
+from triplu_ray.report.selection import Selected
 
 NAMED = 6
 """How many runs or variants a line names before it only counts."""
 
 
-def warning_lines(comparison: Comparison, wanted_baseline: str | None) -> list[str]:
+def warning_lines(
+    comparison: Comparison, wanted_baseline: str | None, selected: Selected | None = None
+) -> list[str]:
     """All warnings of a comparison; `wanted_baseline` is what the space asked for."""
     return [
         *_baseline(comparison, wanted_baseline),
@@ -27,6 +31,7 @@ def warning_lines(comparison: Comparison, wanted_baseline: str | None) -> list[s
         *_pairs(comparison),
         *_parameters(comparison),
         *_selection(comparison),
+        *(_selected(comparison, selected) if selected else []),
         *_unlike_runs(comparison),
     ]
 
@@ -108,6 +113,28 @@ def _selection(comparison: Comparison) -> list[str]:
             "has more values to pick from; fresh seeds would settle it"
         )
     return lines
+
+
+def _selected(comparison: Comparison, selected: Selected) -> list[str]:
+    """Of values that were chosen on seeds apart: at the edge, not yet chosen, not yet run."""
+    key, words = selected.key, axis_words(selected.key)
+    run = comparison.runs[[*GROUP, key]].drop_duplicates().assign(is_run=True)
+    variants = selected.variants.merge(run, how="left", on=[*GROUP, key])
+    is_chosen = variants[key].notna()
+    kinds = {
+        f"chosen {words} at the edge of the grid": variants["edge"].isin(["lowest", "highest"]),
+        f"no {words} is chosen yet, for want of runs on the selection seeds": ~is_chosen,
+        f"not run yet at the chosen {words}": is_chosen & variants["is_run"].isna(),
+    }
+    value = variants[key].map(lambda value: f" {value_text(value)}", na_action="ignore")
+    edge = variants["edge"].map(lambda edge: f" ({edge})" if edge else "", na_action="ignore")
+    names = variants["label"] + value.fillna("") + edge.fillna("")
+    at = [_at(*each) for each in zip(names, variants["setting"], strict=True)]
+    return [
+        f"{line}: {_named(pd.Series(at)[is_concerned])}"
+        for line, is_concerned in kinds.items()
+        if is_concerned.any()
+    ]
 
 
 def _unlike_runs(comparison: Comparison) -> list[str]:

@@ -12,10 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
-from triplu_ray.compare import Comparison, mean_gaps, paired_gaps, settings, value_text
+from triplu_ray.compare import (
+    Comparison,
+    gap_statistics,
+    mean_gaps,
+    paired_gaps,
+    settings,
+    value_text,
+)
 from triplu_ray.report.costs import COST_WORDS
 from triplu_ray.report.model import axis_words
-from triplu_ray.report.style import BASELINE, colours, panels
+from triplu_ray.report.style import BASELINE, OTHERS, colours, panels
 
 MAX_LABELS = 8
 MAX_SETTINGS = 6
@@ -30,6 +37,12 @@ def shown_labels(comparison: Comparison) -> list[str]:
     is_baseline = means.index == comparison.baseline
     best = means.index[np.lexsort((means, ~is_baseline))][:MAX_LABELS]
     return [label for label in colours(means.index, comparison.baseline) if label in best]
+
+
+def label_colours(comparison: Comparison) -> dict[str, str]:
+    """A colour for each label: a distinct one where figures show it, one for all others."""
+    others = dict.fromkeys(comparison.runs["label"], OTHERS)
+    return others | colours(shown_labels(comparison), comparison.baseline)
 
 
 def shown_settings(column: "pd.Series[str]", limit: int = MAX_SETTINGS) -> list[str]:
@@ -62,7 +75,7 @@ def gap_curves(comparison: Comparison, costs: pd.DataFrame) -> Figure:
 def loss_against_costs(comparison: Comparison, costs: pd.DataFrame) -> Figure:
     """Validation loss against tokens, training FLOPs and seconds, one row a setting."""
     labels = shown_labels(comparison)
-    palette = colours(comparison.runs["label"], comparison.baseline)
+    palette = label_colours(comparison)
     shown = shown_settings(comparison.runs["setting"], limit=MAX_COST_SETTINGS)
     figure, axes = panels(3 * len(shown), 3, 3.4, 2.9)
     for place, setting in enumerate(shown):
@@ -86,7 +99,7 @@ def paired_dots(comparison: Comparison) -> Figure:
     pairs = pairs[pairs["pair"] == "paired"]
     table = mean_gaps(pairs)
     shown = table.iloc[_spread(len(table), MAX_PAIR_PANELS)]
-    palette = colours(comparison.runs["label"], comparison.baseline)
+    palette = label_colours(comparison)
     figure, axes = panels(len(shown), 4, 2.4, 3.0)
     for ax, (_, row) in zip(axes, shown.iterrows(), strict=True):
         here = pairs[(pairs["setting"] == row["setting"]) & (pairs["label"] == row["label"])]
@@ -107,6 +120,33 @@ def paired_dots(comparison: Comparison) -> Figure:
     return figure
 
 
+def gap_ranking(comparison: Comparison) -> Figure:
+    """Mean gap to the baseline with its 95 % t interval and every seed: a row a variant."""
+    pairs = paired_gaps(comparison)
+    table = gap_statistics(pairs)
+    table = table[table["n"] > 0]
+    shown = shown_settings(table["setting"])
+    height = 0.7 + 0.21 * table.groupby("setting").size().max()
+    figure, axes = panels(len(shown), 2, 6.8 if len(shown) == 1 else 4.6, height)
+    palette = label_colours(comparison)
+    for ax, setting in zip(axes, shown, strict=True):
+        here = table[table["setting"] == setting].reset_index(drop=True)
+        ax.axvline(0, color=BASELINE, linewidth=1.2)
+        gaps_here = pairs[pairs["setting"] == setting]
+        for place, row in enumerate(here.to_dict("records")):
+            gaps = gaps_here.loc[gaps_here["label"] == row["label"], "gap"]
+            colour = palette[row["label"]]
+            ax.plot([row["t_low"], row["t_high"]], [place] * 2, color=colour)
+            ax.scatter(gaps, [place] * len(gaps), s=9, color=colour, alpha=0.6, linewidth=0)
+            ax.scatter(row["mean_gap"], place, s=30, color=colour, marker="D", zorder=3)
+        ax.set_yticks(here.index, here["label"])
+        ax.set_ylim(len(here) - 0.4, -0.6)
+        ax.grid(visible=False, axis="y")
+        ax.set_title(_short(setting))
+        ax.set_xlabel(f"gap to {comparison.baseline}")
+    return figure
+
+
 def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
     """Best loss along one axis: the mean line and every seed, a panel for each other setting.
 
@@ -116,9 +156,11 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
     rest = [key for key in comparison.context if key != axis]
     name = "family" if axis == "gain" else "label"
     runs = runs.assign(panel=settings(runs, rest), name=runs[name])
-    palette = colours(comparison.runs[name], comparison.baseline)
     ranked = runs.groupby("name")["best_val_loss"].mean().sort_values().index
-    labels = [name for name in palette if name in set(ranked[:MAX_LABELS]) | {comparison.baseline}]
+    names, room = comparison.runs[name], MAX_LABELS - (comparison.baseline is not None)
+    best = [one for one in dict.fromkeys([*ranked, *names]) if one != comparison.baseline][:room]
+    palette = colours(names[names.isin(best)], comparison.baseline)
+    labels = list(palette)
     shown = shown_settings(runs["panel"])
     wide = len(shown) == 1
     figure, axes = panels(len(shown), 3, 6.4 if wide else 3.4, 4.0 if wide else 2.8)
@@ -154,7 +196,7 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
 def _curves_by_step(
     comparison: Comparison, costs: pd.DataFrame, labels: Sequence[str], words: str
 ) -> Figure:
-    palette = colours(comparison.runs["label"], comparison.baseline)
+    palette = label_colours(comparison)
     column = comparison.runs["setting"]
     shown = shown_settings(column[column.isin(costs["setting"])])
     wide = len(shown) == 1

@@ -13,6 +13,8 @@ PAPER = "#ffffff"
 BASELINE = "#6e7781"
 # Okabe and Ito's colours for all kinds of colour vision, without black and the pale yellow.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31"]
+OTHERS = "#9aa0a6"
+"""Of variants that figures show without room for a colour of their own."""
 FIRST = ["triplu", "quad_prod", "double_prod"]
 """Variants that come first in the palette, so that they look the same in every report."""
 
