@@ -9,7 +9,7 @@ Missing and diverged runs stay rows with a status: they are counted, and never d
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -22,10 +22,46 @@ from triplu_ray.config import with_added_keys
 
 Floats = npt.NDArray[np.float64]
 
-LOSSES = ["best_val_loss", "final_val_loss"]
 GROUP = ["setting", "label"]
 EXACT_SEEDS = 16
 """Up to so many seeds the sign-flip p is exact."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What counts as a run's loss: columns of the store, and what it is called in a sentence.
+
+    `best`, `final` and `heldout` are columns of `runs`, `evaluation` is one of `evals`.
+    """
+
+    best: str
+    final: str
+    heldout: str
+    evaluation: str
+    words: str
+    many: str
+    one: str
+
+    @property
+    def losses(self) -> list[str]:
+        """The columns of a validation loss."""
+        return [self.best, self.final]
+
+
+NATS = Metric(
+    *("best_val_loss", "final_val_loss", "heldout_loss", "loss"),
+    words="loss",
+    many="losses",
+    one="a loss",
+)
+"""Nats a token: what compares between runs that share a tokenizer."""
+BITS_PER_BYTE = Metric(
+    *("best_bits_per_byte", "final_bits_per_byte", "heldout_bits_per_byte", "bits_per_byte"),
+    words="bits per byte",
+    many="bits per byte",
+    one="bits per byte",
+)
+"""Bits a UTF-8 byte of the text that was scored: what compares between tokenizers, too."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +75,21 @@ class Comparison:
         setting  the values of `context`, as text; empty when nothing but variant and seed varies
         status   finished, diverged or missing
     in order of context, variant (the baseline first) and seed. `baseline` is a label, or None.
-    `superseded` counts the rows left out because a newer one has the same configuration.
+    `superseded` counts the rows left out because a newer one has the same configuration. `metric`
+    says which columns are the losses.
     """
 
     runs: pd.DataFrame
     context: tuple[str, ...]
     baseline: str | None
     superseded: int = 0
+    metric: Metric = NATS
+
+    def measured_by(self, column: str) -> "Comparison":
+        """The same runs compared by another column; a finished run without a value is unscored."""
+        is_unscored = (self.runs["status"] == "finished") & self.runs[column].isna()
+        runs = self.runs.assign(status=self.runs["status"].mask(is_unscored, "unscored"))
+        return replace(self, runs=runs, metric=replace(self.metric, best=column))
 
 
 def tidy(
@@ -56,7 +100,8 @@ def tidy(
     `planned` has at least run_id, variant, seed and config; a run that is not in `runs` is missing.
     `config` may be an object or its JSON. `baseline` is a variant or a whole label; it stays None
     where no label, or more than one, answers to it. A `selected` key, whose value is chosen for
-    each variant, is no part of the setting; runs that differ in it alone stay apart.
+    each variant, is no part of the setting; runs that differ in it alone stay apart. Losses are
+    bits per byte where all runs have them, else nats a token.
     """
     missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
     rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
@@ -95,17 +140,25 @@ def tidy(
         tuple(context),
         baseline_label,
         superseded=len(rows) - len(latest),
+        metric=_metric(latest),
     )
+
+
+def _metric(runs: pd.DataFrame) -> Metric:
+    """A run that never had a finite loss has no say."""
+    scored = runs[runs[NATS.best].notna()]
+    return BITS_PER_BYTE if len(scored) and scored[BITS_PER_BYTE.best].notna().all() else NATS
 
 
 def paired_gaps(comparison: Comparison) -> pd.DataFrame:
     """Every pair of a variant with the baseline, one row a setting, label and seed.
 
-    Columns: run_id and losses of both (`_baseline` for the baseline's), `gap` of best_val_loss,
-    `final_gap` of final_val_loss, and `pair`: "paired", or what is in the way of it
+    Columns: run_id and losses of both (`_baseline` for the baseline's), `gap` of the metric's best
+    loss, `final_gap` of its final one, and `pair`: "paired", or what is in the way of it
     ("baseline missing", "variant diverged", "variant not planned"); then the gaps are null.
     """
-    runs = comparison.runs[[*GROUP, "seed", "run_id", "status", *LOSSES]]
+    metric = comparison.metric
+    runs = comparison.runs[[*GROUP, "seed", "run_id", "status", *metric.losses]]
     is_baseline = runs["label"] == comparison.baseline
     baseline = runs[is_baseline].drop(columns="label")
     variants = runs[~is_baseline] if is_baseline.any() else runs[:0]
@@ -123,7 +176,7 @@ def paired_gaps(comparison: Comparison) -> pd.DataFrame:
         ["baseline " + baseline_status, "variant " + variant_status],
         "paired",
     )
-    for gap, loss in (("gap", "best_val_loss"), ("final_gap", "final_val_loss")):
+    for gap, loss in (("gap", metric.best), ("final_gap", metric.final)):
         difference = pairs[f"{loss}_baseline"] - pairs[loss]
         pairs[gap] = difference.where(pairs["pair"] == "paired")
     in_order = np.lexsort((pairs["seed"], pairs.groupby(GROUP, sort=False).ngroup()))
@@ -150,19 +203,20 @@ def mean_gaps(pairs: pd.DataFrame) -> pd.DataFrame:
     return best_first(table, -table["mean_gap"])
 
 
-def gap_statistics(pairs: pd.DataFrame) -> pd.DataFrame:
+def gap_statistics(pairs: pd.DataFrame, metric: Metric = NATS) -> pd.DataFrame:
     """How sure the means of `mean_gaps` are, in further columns; null where seeds are too few.
 
     relative_gap (of the baseline's mean), t_low and t_high, bca_low and bca_high (95 % intervals),
     p_value and smallest_p (2 / 2^n), p_holm over the variants of a setting, correlation of baseline
-    and variant over seeds. The rows must come in the order of `paired_gaps`.
+    and variant over seeds. The rows must come in the order of `paired_gaps`, and `metric` from its
+    comparison.
     """
     table = mean_gaps(pairs).set_index(GROUP)
     columns = ["relative_gap", "t_low", "t_high", "bca_low", "bca_high", "p_value", "correlation"]
     table[columns] = np.nan
     paired = pairs[pairs["pair"] == "paired"]
     for index, (gaps, baseline, variant) in seed_matrices(
-        paired, GROUP, ["gap", "best_val_loss_baseline", "best_val_loss"]
+        paired, GROUP, ["gap", f"{metric.best}_baseline", metric.best]
     ):
         table.loc[index, columns] = np.column_stack(
             [
@@ -195,14 +249,15 @@ def seed_matrices(
 def variant_summary(comparison: Comparison) -> pd.DataFrame:
     """What each variant is and reached, one row a setting and label, lowest mean loss first.
 
-    Means are over finished runs. `sd` is the sample standard deviation of best_val_loss (n - 1;
+    Means are over finished runs. `sd` is the sample standard deviation of the best loss (n - 1;
     the paper does not say which it prints, and its numbers fit either). `perplexity` is
     exp(mean best_val_loss), which gives every perplexity of the paper's tables 2, 11 and 13.
     `mismatch` is the parameters' relative distance to the baseline's.
     """
-    runs = comparison.runs
+    runs, metric = comparison.runs, comparison.metric
     finished = runs["status"] == "finished"
-    measured = [*LOSSES, "tokens_per_second", "seconds"]
+    losses = dict.fromkeys([*metric.losses, *NATS.losses])
+    measured = [*losses, "tokens_per_second", "seconds"]
     counts = {status: runs["status"] == status for status in ("finished", "diverged", "missing")}
     rows = runs.assign(**{name: runs[name].where(finished) for name in measured}, **counts)
     groups = rows.groupby(GROUP, sort=False)
@@ -212,12 +267,12 @@ def variant_summary(comparison: Comparison) -> pd.DataFrame:
     table = groups[first].first()
     table[list(counts)] = groups[list(counts)].sum()
     table[measured] = groups[measured].mean()
-    table["sd"] = groups["best_val_loss"].std(ddof=1)
-    table["perplexity"] = np.exp(table["best_val_loss"])
+    table["sd"] = groups[metric.best].std(ddof=1)
+    table["perplexity"] = np.exp(table[NATS.best])
     table = table.reset_index()
     baseline = table[table["label"] == comparison.baseline].set_index("setting")["params"]
     table["mismatch"] = table["params"] / table["setting"].map(baseline).astype(float) - 1
-    return best_first(table, table["best_val_loss"])
+    return best_first(table, table[metric.best])
 
 
 def t_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:

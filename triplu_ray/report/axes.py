@@ -5,12 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from triplu_ray.compare import LOSSES, Comparison, settings
+from triplu_ray.compare import Comparison, settings
+
+
+def free_axes(comparison: Comparison) -> list[str]:
+    """Numbers of the context that no name in it decides, as a corpus may decide the steps."""
+    runs = comparison.runs
+    numbers = [key for key in comparison.context if pd.api.types.is_numeric_dtype(runs[key])]
+    names = [key for key in comparison.context if key not in numbers]
+    return [
+        axis
+        for axis in numbers
+        if not any((runs.groupby(name, dropna=False)[axis].nunique() <= 1).all() for name in names)
+    ]
 
 
 def selection_axes(comparison: Comparison) -> list[str]:
     """The axes along which a variant's best value is picked: learning_rate, gain."""
-    axes = [axis for axis in ("learning_rate",) if axis in comparison.context]
+    axes = [axis for axis in free_axes(comparison) if axis == "learning_rate"]
     gains = comparison.runs.groupby(["setting", "family"])["gain"].nunique()
     return [*axes, "gain"] if (gains > 1).any() else axes
 
@@ -39,27 +51,27 @@ def axis_means(comparison: Comparison, axis: str) -> pd.DataFrame:
     """Mean losses along an axis, one row a setting (without the axis), variant and value.
 
     `axis` is one of the context, such as learning_rate, or `gain`. The best value has the lowest
-    mean of `best_val_loss` among those where every run finished (or among all, if there is none).
-    Columns: setting, label (family for the gain), axis, runs, finished, the two mean losses,
+    mean best loss among those where every run finished (or among all, if there is none). Columns:
+    setting, label (family for the gain), axis, runs, finished, the metric's two mean losses,
     is_best, num_values, and edge: lowest or highest if the best value lies at the grid's end.
     """
+    losses = comparison.metric.losses
     runs, _, name = _without_axis(comparison, axis)
     group = ["setting", name]
     finished = runs["status"] == "finished"
     table = (
-        runs.assign(**{loss: runs[loss].where(finished) for loss in LOSSES}, finished=finished)
+        runs.assign(**{loss: runs[loss].where(finished) for loss in losses}, finished=finished)
         .groupby([*group, axis], sort=False, dropna=False)
         .agg(
             runs=("seed", "size"),
             finished=("finished", "sum"),
-            best_val_loss=("best_val_loss", "mean"),
-            final_val_loss=("final_val_loss", "mean"),
+            **{loss: (loss, "mean") for loss in losses},
         )
         .reset_index()
     )
     incomplete = (table["finished"] < table["runs"]).rename("incomplete")
     ranked = table.join(incomplete)[table["finished"] > 0]
-    ranked = ranked.sort_values(["incomplete", "best_val_loss"], kind="stable")
+    ranked = ranked.sort_values(["incomplete", comparison.metric.best], kind="stable")
     table["is_best"] = table.index.isin(ranked.drop_duplicates(group).index)
     values = table.groupby(group, sort=False)[axis]
     table["num_values"] = values.transform("nunique")

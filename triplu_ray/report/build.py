@@ -9,15 +9,19 @@ import pandas as pd
 from triplu_ray.compare import GROUP, Comparison, paired_gaps, settings, tidy
 from triplu_ray.errors import UserError, did_you_mean
 from triplu_ray.report import figures, tables
-from triplu_ray.report.axes import selection_axes
+from triplu_ray.report.axes import free_axes, selection_axes
+from triplu_ray.report.branches import mean_similarity
 from triplu_ray.report.caveats import warning_lines
 from triplu_ray.report.costs import cost_to_target, equal_cost_gaps, evaluation_costs
+from triplu_ray.report.heldout import heldout_section, heldout_summary
 from triplu_ray.report.model import Figure, Report, Section, Table, axis_words
 from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
 from triplu_ray.report.precision import TWIN_COLUMNS, find_twins, precision_section
+from triplu_ray.report.probes import probe_quantities, probes_section
 from triplu_ray.report.provenance import provenance_table
 from triplu_ray.report.selection import Selected, merged_selection, selection_table, split
 from triplu_ray.report.sentences import headline
+from triplu_ray.report.step_time import step_time_tables, step_times
 from triplu_ray.store import Store
 
 
@@ -68,13 +72,19 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         if (comparison.runs["status"] == "missing").all():
             raise UserError(f"space {space!r}: no run at a chosen {select['key']} is finished")
     evals = store.read_evals(runs["run_id"]).to_pandas()
+    probes = store.read_probes(runs["run_id"]).to_pandas()
     costs = evaluation_costs(comparison, evals)
     targets = record["targets"]
     reached = cost_to_target(comparison, costs, targets) if targets else None
     finished = (comparison.runs["status"] == "finished").any()
     twins = find_twins(comparison, store.read_runs(columns=TWIN_COLUMNS).to_pandas())
     published = read_paper(paper).get(space, [])
-    beside = paper_tables(published, comparison, reached)
+    quantities = [
+        heldout_summary(comparison),
+        step_times(comparison),
+        *probe_quantities(comparison, probes),
+    ]
+    beside = paper_tables(published, comparison, reached, quantities)
     return Report(
         space=space,
         description=record["description"],
@@ -94,10 +104,12 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         sections=[
             _variants(comparison, costs),
             *_gaps(comparison, costs),
+            *heldout_section(comparison),
             *([_selection(selected)] if selected else []),
             *(_axes(comparison) if finished else []),
-            _costs(comparison, costs, reached),
-            *precision_section(twins, comparison.baseline),
+            *probes_section(comparison, probes),
+            _costs(comparison, costs, reached, mean_similarity(comparison, probes)),
+            *precision_section(twins, comparison),
             *([Section("Beside the paper", tables=beside)] if beside else []),
             Section("Provenance", tables=[provenance_table(everything.runs, record["sweeps"])]),
         ],
@@ -110,8 +122,8 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
 def _variants(comparison: Comparison, costs: pd.DataFrame) -> Section:
     curves = Figure(
         "loss_curves",
-        "Validation loss by step: mean over seeds, range of the seeds shaded, each seed faint; the "
-        "first quarter of the steps is left out."
+        f"Validation {comparison.metric.words} by step: mean over seeds, range of the seeds "
+        "shaded, each seed faint; the first quarter of the steps is left out."
         + _left_out(comparison, comparison.context, figures.MAX_SETTINGS),
         lambda: figures.loss_curves(comparison, costs),
     )
@@ -125,8 +137,9 @@ def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
     count, limit = pairs.groupby(GROUP).ngroups, figures.MAX_PAIR_PANELS
     dots = Figure(
         "paired_seeds",
-        f"Best validation loss of {comparison.baseline} and each variant; a line is a seed, a bar "
-        "the mean." + (f" Shown are {limit} of {count} comparisons." if count > limit else ""),
+        f"Best validation {comparison.metric.words} of {comparison.baseline} and each variant; a "
+        "line is a seed, a bar the mean."
+        + (f" Shown are {limit} of {count} comparisons." if count > limit else ""),
         lambda: figures.paired_dots(comparison),
     )
     curves = Figure(
@@ -165,11 +178,10 @@ def _axes(comparison: Comparison) -> list[Section]:
     """A section for each axis that varies and has an order: context, gain, degree."""
     sections = []
     picked = selection_axes(comparison)
-    for axis in comparison.context:
-        if pd.api.types.is_numeric_dtype(comparison.runs[axis]):
-            found = [tables.axis_table(comparison, axis)]
-            found += [tables.best_value_table(comparison, axis)] if axis in picked else []
-            sections.append(_axis_section(comparison, axis, found))
+    for axis in free_axes(comparison):
+        found = [tables.axis_table(comparison, axis)]
+        found += [tables.best_value_table(comparison, axis)] if axis in picked else []
+        sections.append(_axis_section(comparison, axis, found))
     if "gain" in picked:
         found = [tables.gain_table(comparison), tables.best_value_table(comparison, "gain")]
         sections.append(_axis_section(comparison, "gain", found))
@@ -183,7 +195,7 @@ def _axis_section(comparison: Comparison, axis: str, found: Sequence[Table | Non
     rest = [key for key in comparison.context if key != axis]
     figure = Figure(
         f"loss_by_{axis}",
-        f"Best validation loss by {words}: lines are means, dots are seeds."
+        f"Best validation {comparison.metric.words} by {words}: lines are means, dots are seeds."
         + _left_out(comparison, rest, figures.MAX_SETTINGS),
         lambda: figures.loss_against_axis(comparison, axis),
     )
@@ -191,14 +203,21 @@ def _axis_section(comparison: Comparison, axis: str, found: Sequence[Table | Non
     return Section(title, tables=[table for table in found if table], figures=[figure])
 
 
-def _costs(comparison: Comparison, costs: pd.DataFrame, reached: pd.DataFrame | None) -> Section:
+def _costs(
+    comparison: Comparison,
+    costs: pd.DataFrame,
+    reached: pd.DataFrame | None,
+    similarity: pd.DataFrame,
+) -> Section:
     equal = equal_cost_gaps(comparison, costs)
-    found = [] if reached is None else [tables.target_table(reached)]
-    found += tables.equal_cost_tables(equal) if len(equal) else []
+    metric = comparison.metric
+    found = [] if reached is None else [tables.target_table(reached, metric)]
+    found += tables.equal_cost_tables(equal, metric) if len(equal) else []
+    found += step_time_tables(comparison, similarity)
     figure = Figure(
         "loss_by_cost",
-        "Validation loss against training tokens, training FLOPs and seconds, drawn as the curves "
-        "above." + _left_out(comparison, comparison.context, figures.MAX_COST_SETTINGS),
+        f"Validation {metric.words} against training tokens, training FLOPs and seconds, drawn as "
+        "the curves above." + _left_out(comparison, comparison.context, figures.MAX_COST_SETTINGS),
         lambda: figures.loss_against_costs(comparison, costs),
     )
     return Section("Cost", tables=found, figures=[figure])

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pandas as pd
 
 from triplu_ray.compare import (
+    BITS_PER_BYTE,
     GROUP,
+    NATS,
     Comparison,
     mean_gaps,
     paired_gaps,
@@ -27,7 +30,10 @@ def warning_lines(
     """All warnings of a comparison; `wanted_baseline` is what the space asked for."""
     return [
         *_baseline(comparison, wanted_baseline),
+        *_leaking(comparison),
+        *_metric(comparison),
         *_unfinished(comparison),
+        *_stopped(comparison),
         *_pairs(comparison),
         *_parameters(comparison),
         *_selection(comparison),
@@ -48,6 +54,46 @@ def _baseline(comparison: Comparison, wanted: str | None) -> list[str]:
     return [f"the baseline {wanted} is ambiguous ({_named(labels)}): there are no paired gaps"]
 
 
+def leaking_labels(comparison: Comparison) -> list[str]:
+    """Variants whose outputs depend on later tokens: PolyGLU with routers that read sequences."""
+    runs = comparison.runs
+    if "ffn.pooling" not in runs:
+        return []
+    leaks = (runs["ffn.kind"] == "polyglu") & (runs["ffn.pooling"] == "sequence")
+    return list(runs.loc[leaks, "label"].unique())
+
+
+def without_leaks(comparison: Comparison) -> Comparison:
+    """Only what compares with the baseline: variants that see later tokens just if it does too."""
+    leaking = leaking_labels(comparison)
+    is_leaking = comparison.runs["label"].isin(leaking)
+    is_like = is_leaking == (comparison.baseline in leaking)
+    if not is_like.any():
+        return comparison
+    return replace(comparison, runs=comparison.runs[is_like].reset_index(drop=True))
+
+
+def _leaking(comparison: Comparison) -> list[str]:
+    labels = leaking_labels(comparison)
+    if not labels:
+        return []
+    return [
+        "the router reads the whole sequence, also what is to be predicted, so losses compare with "
+        f"no other variant's: {_named(labels)}"
+    ]
+
+
+def _metric(comparison: Comparison) -> list[str]:
+    scored = comparison.runs[comparison.runs[NATS.best].notna()]
+    without = scored[BITS_PER_BYTE.best].isna()
+    if without.all() or not without.any():
+        return []
+    return [
+        f"{without.sum()} of {len(scored)} runs have no bits per byte: losses are in nats a token, "
+        "which do not compare between tokenizers"
+    ]
+
+
 def _unfinished(comparison: Comparison) -> list[str]:
     runs = comparison.runs
     lines = []
@@ -64,6 +110,21 @@ def _unfinished(comparison: Comparison) -> list[str]:
             "again under another id (the corpus or the code changed); the latest finished counts"
         )
     return lines
+
+
+def _stopped(comparison: Comparison) -> list[str]:
+    runs = comparison.runs
+    stopped = runs[runs["stopped_step"].notna()]
+    if stopped.empty:
+        return []
+    names = _named(
+        _at(f"{row.label} seed {row.seed} at step {row.stopped_step:.0f}", row.setting)
+        for row in stopped.itertuples()
+    )
+    return [
+        f"{len(stopped)} of {len(runs)} runs stopped early, their losses having risen for as long "
+        f"as patience bears; what is final is of that step: {names}"
+    ]
 
 
 def _pairs(comparison: Comparison) -> list[str]:

@@ -22,11 +22,13 @@ COSTS = list(COST_WORDS)
 def evaluation_costs(comparison: Comparison, evals: pd.DataFrame) -> pd.DataFrame:
     """Validation losses with what they cost, in order of run and step.
 
-    Columns: those of `evals`, setting, label, seed, and `flops`, the training FLOPs so far:
-    3 x flops_per_token x tokens, the backward pass counted as two forward ones.
+    Columns: those of `evals` with `loss` in the comparison's metric, setting, label, seed, and
+    `flops`, the training FLOPs so far: 3 x flops_per_token x tokens, the backward pass counted as
+    two forward ones.
     """
     known = comparison.runs[["run_id", *GROUP, "seed", "flops_per_token"]]
     costs = evals[evals["split"] == "validation"].merge(known, on="run_id")
+    costs["loss"] = costs[comparison.metric.evaluation]
     costs["flops"] = 3.0 * costs["flops_per_token"] * costs["tokens"]
     return costs.sort_values(["run_id", "step"], kind="stable", ignore_index=True)
 

@@ -33,7 +33,7 @@ MAX_TICKS = 8
 
 def shown_labels(comparison: Comparison) -> list[str]:
     """The labels that a figure has room for: the baseline and the best of the others."""
-    means = comparison.runs.groupby("label", sort=False)["best_val_loss"].mean()
+    means = comparison.runs.groupby("label", sort=False)[comparison.metric.best].mean()
     is_baseline = means.index == comparison.baseline
     best = means.index[np.lexsort((means, ~is_baseline))][:MAX_LABELS]
     return [label for label in colours(means.index, comparison.baseline) if label in best]
@@ -53,7 +53,8 @@ def shown_settings(column: "pd.Series[str]", limit: int = MAX_SETTINGS) -> list[
 
 def loss_curves(comparison: Comparison, costs: pd.DataFrame) -> Figure:
     """Validation loss by step: the mean over seeds, the range of the seeds, and each seed."""
-    return _curves_by_step(comparison, costs, shown_labels(comparison), "validation loss")
+    words = f"validation {comparison.metric.words}"
+    return _curves_by_step(comparison, costs, shown_labels(comparison), words)
 
 
 def gap_curves(comparison: Comparison, costs: pd.DataFrame) -> Figure:
@@ -85,17 +86,17 @@ def loss_against_costs(comparison: Comparison, costs: pd.DataFrame) -> Figure:
                 _curve(ax, here[here["label"] == label], cost, palette[label])
             _focus(ax, here, cost)
             ax.set_xlabel(words)
-        axes[3 * place].set_title(_short(setting))
+        axes[3 * place].set_title(short_setting(setting))
         for ax in axes[3 * place + 1 : 3 * place + 3]:
             ax.tick_params(labelleft=False)
-    _share_ylabel(axes, 3, "validation loss")
-    _legend(figure, labels, palette)
+    share_ylabel(axes, 3, f"validation {comparison.metric.words}")
+    legend(figure, labels, palette)
     return figure
 
 
 def paired_dots(comparison: Comparison) -> Figure:
     """Best loss of the baseline and of a variant, a line for each seed."""
-    pairs = paired_gaps(comparison)
+    pairs, metric = paired_gaps(comparison), comparison.metric
     pairs = pairs[pairs["pair"] == "paired"]
     table = mean_gaps(pairs)
     shown = table.iloc[_spread(len(table), MAX_PAIR_PANELS)]
@@ -103,7 +104,7 @@ def paired_dots(comparison: Comparison) -> Figure:
     figure, axes = panels(len(shown), 4, 2.4, 3.0)
     for ax, (_, row) in zip(axes, shown.iterrows(), strict=True):
         here = pairs[(pairs["setting"] == row["setting"]) & (pairs["label"] == row["label"])]
-        left, right = here["best_val_loss_baseline"], here["best_val_loss"]
+        left, right = here[f"{metric.best}_baseline"], here[metric.best]
         ax.plot([0, 1], [left, right], color=palette[row["label"]], linewidth=1.0, alpha=0.55)
         for x, losses, label in ((0, left, comparison.baseline), (1, right, row["label"])):
             colour = palette[str(label)]
@@ -113,10 +114,10 @@ def paired_dots(comparison: Comparison) -> Figure:
         ax.set_xticks([0, 1], [str(comparison.baseline), row["label"]])
         ax.set_title(f"gap {row['mean_gap']:+.4f}, wins {row['wins']:.0f}/{row['n']:.0f}")
         if row["setting"]:
-            ax.set_xlabel(_short(row["setting"], width=26))
+            ax.set_xlabel(short_setting(row["setting"], width=26))
     if table["setting"].nunique() == 1:
         _share_limits(axes, 4)
-    _share_ylabel(axes, 4, "best validation loss")
+    share_ylabel(axes, 4, f"best validation {metric.words}")
     return figure
 
 
@@ -152,11 +153,12 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
 
     `axis` is of the context, or `gain` or `degree`; variants without one are a level line.
     """
+    metric = comparison.metric
     runs = comparison.runs[comparison.runs["status"] == "finished"]
     rest = [key for key in comparison.context if key != axis]
     name = "family" if axis == "gain" else "label"
-    runs = runs.assign(panel=settings(runs, rest), name=runs[name])
-    ranked = runs.groupby("name")["best_val_loss"].mean().sort_values().index
+    runs = runs.assign(panel=settings(runs, rest), name=runs[name], loss=runs[metric.best])
+    ranked = runs.groupby("name")["loss"].mean().sort_values().index
     names, room = comparison.runs[name], MAX_LABELS - (comparison.baseline is not None)
     best = [one for one in dict.fromkeys([*ranked, *names]) if one != comparison.baseline][:room]
     palette = colours(names[names.isin(best)], comparison.baseline)
@@ -168,19 +170,19 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
     for ax, setting in zip(axes, shown, strict=True):
         here = runs[runs["panel"] == setting]
         if axis == "degree" and here.groupby("degree")["label"].nunique().max() == 1:
-            means = here.groupby("degree")["best_val_loss"].mean()
+            means = here.groupby("degree")["loss"].mean()
             ax.plot(means.index, means, color=BASELINE, linewidth=1.0, alpha=0.6)
         for label in labels:
             mine = here[here["name"] == label]
             if mine[axis].notna().any():
                 _axis_line(ax, mine, axis, palette[label])
             elif len(mine):
-                losses = mine["best_val_loss"]
+                losses = mine["loss"]
                 ax.axhspan(
                     losses.min(), losses.max(), color=palette[label], alpha=0.13, linewidth=0
                 )
                 ax.axhline(losses.mean(), color=palette[label], linestyle="--")
-        ax.set_title(_short(setting))
+        ax.set_title(short_setting(setting))
         ax.set_xlabel(axis_words(axis))
         if values[0] > 0 and values[-1] / values[0] >= 10:
             ax.set_xscale("log")
@@ -188,8 +190,8 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
             ax.xaxis.set_major_formatter("{x:g}")
         if len(values) <= MAX_TICKS:
             ax.set_xticks(values, [value_text(value) for value in values])
-    _share_ylabel(axes, 3, "best validation loss")
-    _legend(figure, [label for label in labels if label in set(runs["name"])], palette)
+    share_ylabel(axes, 3, f"best validation {metric.words}")
+    legend(figure, [label for label in labels if label in set(runs["name"])], palette)
     return figure
 
 
@@ -206,10 +208,10 @@ def _curves_by_step(
         for label in labels:
             _curve(ax, here[here["label"] == label], "step", palette[label])
         _focus(ax, here, "step")
-        ax.set_title(_short(setting))
+        ax.set_title(short_setting(setting))
         ax.set_xlabel("step")
-    _share_ylabel(axes, 3, words)
-    _legend(figure, labels, palette)
+    share_ylabel(axes, 3, words)
+    legend(figure, labels, palette)
     return figure
 
 
@@ -228,10 +230,10 @@ def _curve(ax: Axes, runs: pd.DataFrame, x: str, colour: str) -> None:
 
 
 def _axis_line(ax: Axes, runs: pd.DataFrame, axis: str, colour: str) -> None:
-    means = runs.groupby(axis)["best_val_loss"].mean()
+    means = runs.groupby(axis)["loss"].mean()
     marker = "_" if len(means) <= MAX_TICKS else None
     ax.plot(means.index, means, color=colour, linewidth=1.6, marker=marker, markersize=13)
-    ax.scatter(runs[axis], runs["best_val_loss"], s=16, color=colour, alpha=0.75, linewidth=0)
+    ax.scatter(runs[axis], runs["loss"], s=16, color=colour, alpha=0.75, linewidth=0)
 
 
 def _focus(ax: Axes, costs: pd.DataFrame, x: str) -> None:
@@ -245,7 +247,7 @@ def _focus(ax: Axes, costs: pd.DataFrame, x: str) -> None:
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _short(setting: str, width: int = 44) -> str:
+def short_setting(setting: str, width: int = 44) -> str:
     """A setting with three digits a number, broken into lines."""
     rounded = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.3g}", setting)
     return textwrap.fill(rounded, width)
@@ -262,11 +264,13 @@ def _share_limits(axes: Sequence[Axes], columns: int) -> None:
         ax.tick_params(labelleft=place % columns == 0)
 
 
-def _share_ylabel(axes: Sequence[Axes], columns: int, text: str) -> None:
+def share_ylabel(axes: Sequence[Axes], columns: int, text: str) -> None:
+    """The label of the panels at the left of each row."""
     for ax in axes[::columns]:
         ax.set_ylabel(text)
 
 
-def _legend(figure: Figure, labels: Sequence[str], palette: dict[str, str]) -> None:
+def legend(figure: Figure, labels: Sequence[str], palette: dict[str, str]) -> None:
+    """One for all panels, above them."""
     handles: list[Any] = [Line2D([], [], color=palette[label], linewidth=2.4) for label in labels]
     figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 4))

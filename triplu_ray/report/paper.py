@@ -7,24 +7,43 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from triplu_ray.compare import Comparison, gap_statistics, paired_gaps, value_text, variant_summary
+from triplu_ray.compare import (
+    GROUP,
+    Comparison,
+    gap_statistics,
+    paired_gaps,
+    value_text,
+    variant_summary,
+)
 from triplu_ray.report.model import Column, Table, number_text
+from triplu_ray.report.probes import SLICES
 
 PAPER_FILE = Path(__file__).parents[2] / "reports" / "paper.yaml"
 
 QUANTITIES = {
     "params": ("parameters", ",.0f"),
+    "layer_params": ("FFN parameters a layer", "si"),
     "degree": ("degree", ".0f"),
     "hidden": ("branch width", ".0f"),
     "projections": ("projections", ".0f"),
     "ffn_flops_per_token": ("FFN FLOPs", ",.0f"),
+    "relative_ffn_flops": ("relative FFN FLOPs", ".3f"),
+    "relative_time": ("relative time", ".2f"),
     "best_val_loss": ("best loss", ".4f"),
     "final_val_loss": ("final loss", ".4f"),
+    "best_bits_per_byte": ("best bits per byte", ".4f"),
+    "final_bits_per_byte": ("final bits per byte", ".4f"),
+    "heldout_bits_per_byte": ("heldout bits per byte", ".4f"),
     "sd": ("SD", ".4f"),
     "perplexity": ("perplexity", ".3f"),
     "minimal_pairs": ("minimal pairs %", ".1f"),
+    "exact_match": ("exact match", ".3f"),
+    "multiplication": ("multiplication", ".3f"),
+    "similarity": ("similarity", ".2f"),
     "kilotokens_per_second": ("k tokens/s", ".1f"),
     "mean_gap": ("mean gap", ".4f"),
+    "heldout_gap": ("heldout gap", ".4f"),
+    **{f"pmi_gap_{name}": (f"gap {words}", ".4f") for name, words in SLICES.items()},
 }
 """Heading and format of what is compared; others are `tokens_to_`, `reached_`, `gap_seed_`."""
 
@@ -41,26 +60,45 @@ def read_paper(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def paper_tables(
-    published: Sequence[Mapping[str, Any]], comparison: Comparison, targets: pd.DataFrame | None
+    published: Sequence[Mapping[str, Any]],
+    comparison: Comparison,
+    targets: pd.DataFrame | None,
+    quantities: Sequence[pd.DataFrame] = (),
 ) -> list[Table]:
     """A table for each published one, if any run has its settings: ours, the paper's, difference.
 
-    `targets` is `cost_to_target`, if the space has targets. Ours is the one setting of the space
+    `targets` is `cost_to_target`, if the space has targets; `quantities` hold further numbers of
+    ours in columns, one row a setting and label. Ours is the one setting and variant of the space
     that agrees with the published settings (`when`) and with the `keys` of a row.
     """
-    ours = _our_values(comparison, targets)
-    tables = [_paper_table(entry, comparison, ours) for entry in published]
+    ours = _our_values(comparison, targets, quantities)
+    runs = _addressed(comparison)
+    tables = [_paper_table(entry, runs, ours) for entry in published]
     return [table for table in tables if table is not None]
 
 
-def _paper_table(entry: Mapping[str, Any], comparison: Comparison, ours: Values) -> Table | None:
-    keys = entry["keys"]
+def _addressed(comparison: Comparison) -> pd.DataFrame:
+    """The runs by what published tables call them.
+
+    Beside the label there is `with_gain`, the variant with its gain, which a label has only where
+    gains vary, and `relative_hidden`, the width over that of the baseline.
+    """
+    runs = comparison.runs
+    baseline = runs[runs["label"] == comparison.baseline].groupby("setting")["hidden"].first()
+    return runs.assign(
+        with_gain=runs["variant"] + " gain=" + runs["gain"].map(value_text),
+        relative_hidden=runs["hidden"] / runs["setting"].map(baseline).astype(float),
+    )
+
+
+def _paper_table(entry: Mapping[str, Any], runs: pd.DataFrame, ours: Values) -> Table | None:
+    keys, source = entry["keys"], entry.get("source", "paper")
     quantities = list(dict.fromkeys(key for row in entry["rows"] for key in row if key not in keys))
     lines = []
     for row in entry["rows"]:
         address = {key: value_text(row[key]) for key in keys}
-        where = {**entry["when"], **{key: row[key] for key in keys if key != "variant"}}
-        mine = {key: _ours(comparison, ours, where, key, row) for key in quantities}
+        where = {**entry.get("when", {}), **{key: row[key] for key in keys if key != "variant"}}
+        mine = {key: _ours(runs, ours, where, key, row) for key in quantities}
         theirs = {key: row.get(key) for key in quantities}
         difference = {
             key: mine[key] - theirs[key]
@@ -68,7 +106,7 @@ def _paper_table(entry: Mapping[str, Any], comparison: Comparison, ours: Values)
             if isinstance(mine[key], int | float) and isinstance(theirs[key], int | float)
         }
         lines.append({**address, "source": "ours", **mine})
-        lines.append({**address, "source": "paper", **theirs})
+        lines.append({**address, "source": source, **theirs})
         lines.append({**address, "source": "difference", **difference})
     raw = pd.DataFrame(lines, dtype=object)
     if raw.loc[raw["source"] == "ours", quantities].isna().all(axis=None):
@@ -82,25 +120,28 @@ def _paper_table(entry: Mapping[str, Any], comparison: Comparison, ours: Values)
             number_text(value, plus + spec) for value, plus in zip(raw[key], sign, strict=True)
         ]
         columns.append(Column(heading, (key,), spec))
-    title = f"{entry['table']} of the paper: {entry['title']}"
+    title = f"{entry['table']} of the {source}: {entry['title']}"
     name = "paper_" + entry["table"].lower().replace(" ", "_")
     return Table(name, title, printed, columns, entry.get("note", ""), raw=raw)
 
 
 def _ours(
-    comparison: Comparison, ours: Values, where: Mapping[str, Any], key: str, row: Mapping[str, Any]
+    runs: pd.DataFrame, ours: Values, where: Mapping[str, Any], key: str, row: Mapping[str, Any]
 ) -> Any:
     """Our number for a published one; `swiglu/params` names its variant, else the row does."""
     named, _, quantity = key.rpartition("/")
     variant = named or row["variant"]
-    runs = comparison.runs[comparison.runs["label"] == variant]
+    runs = runs[(runs[["label", "variant", "with_gain"]] == variant).any(axis=1)]
     for column, value in where.items():
-        runs = runs[runs[column] == value] if column in runs else runs[:0]
-    settings = runs["setting"].unique()
-    return ours.get((settings[0], variant, quantity)) if len(settings) == 1 else None
+        allowed = value if isinstance(value, list) else [value]
+        runs = runs[runs[column].isin(allowed)] if column in runs else runs[:0]
+    places = runs[GROUP].drop_duplicates()
+    return ours.get((*places.iloc[0], quantity)) if len(places) == 1 else None
 
 
-def _our_values(comparison: Comparison, targets: pd.DataFrame | None) -> Values:
+def _our_values(
+    comparison: Comparison, targets: pd.DataFrame | None, quantities: Sequence[pd.DataFrame]
+) -> Values:
     """Everything of ours that a published table may name."""
     values: Values = {}
     summary = variant_summary(comparison)
@@ -109,7 +150,7 @@ def _our_values(comparison: Comparison, targets: pd.DataFrame | None) -> Values:
         summary["projections"] = summary["ffn_flops_per_token"] / one
     summary["kilotokens_per_second"] = summary["tokens_per_second"] / 1000
     pairs = paired_gaps(comparison)
-    for frame in (summary, gap_statistics(pairs)):
+    for frame in (*quantities, summary, gap_statistics(pairs, comparison.metric)):
         for row in frame.to_dict("records"):
             for name, value in row.items():
                 if value == value and value is not None:

@@ -7,7 +7,15 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from triplu_ray.compare import GROUP, Comparison, best_first, settings
+from triplu_ray.compare import (
+    BITS_PER_BYTE,
+    GROUP,
+    NATS,
+    Comparison,
+    Metric,
+    best_first,
+    settings,
+)
 from triplu_ray.config import with_added_keys
 from triplu_ray.report.model import Column, Section, Table
 from triplu_ray.report.tables import setting_column
@@ -17,7 +25,11 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 ORIGIN = {"git_sha": "Code", "hardware": "Hardware"}
 
-TWIN_COLUMNS = ["config", "corpus_sha256", "status", "best_val_loss", "finished_at", *ORIGIN]
+TWIN_COLUMNS = [
+    *("config", "corpus_sha256", "status", "finished_at"),
+    *(metric.best for metric in (NATS, BITS_PER_BYTE)),
+    *ORIGIN,
+]
 """What `find_twins` needs of the table `runs`."""
 
 NOT_COMPARED = ("precision", "train_file", "validation_file")
@@ -30,8 +42,8 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
     Twins have the same configuration but for the precision, and the same corpus; `stored` is the
     table `runs` with TWIN_COLUMNS, and a twin may belong to any space. Of equal runs in one
     precision that of the comparison counts, else the latest finished. Columns: those of `stored`,
-    precision, identity (equal for twins), label, seed, setting (without the precision), and is_own,
-    whether the run is one of the comparison; in its order.
+    loss (the metric's best), precision, identity (equal for twins), label, seed, setting (without
+    the precision), and is_own, whether the run is one of the comparison; in its order.
     """
     configs = stored["config"].map(with_added_keys)
     text = [
@@ -39,6 +51,7 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
         for config in configs
     ]
     rows = stored.drop(columns="config").assign(
+        loss=stored[comparison.metric.best],
         precision=configs.map(lambda config: config.get("precision")),
         identity=text + stored["corpus_sha256"],
         is_own=stored["run_id"].isin(comparison.runs["run_id"]),
@@ -60,20 +73,20 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
 def twin_pairs(twins: pd.DataFrame, exact: str, other: str, baseline: str | None) -> pd.DataFrame:
     """Runs of `find_twins` side by side in two precisions, one row a setting, label and seed.
 
-    One of the two at least is of the comparison. Columns: run_id, status, best_val_loss, git_sha
-    and hardware of both (`_fp32`, `_bf16`), `difference` of the losses, other minus exact, and
+    One of the two at least is of the comparison. Columns: run_id, status, loss, git_sha and
+    hardware of both (`_fp32`, `_bf16`), `difference` of the losses, other minus exact, and
     `gap_fp32`, `gap_bf16` to the baseline at the same seed; null unless all runs concerned
     finished.
     """
     sides = [twins[twins["precision"] == precision] for precision in (exact, other)]
     same = ["identity", "corpus_sha256", *GROUP, "seed"]
-    columns = [*same, "run_id", "status", "best_val_loss", "is_own", *ORIGIN]
+    columns = [*same, "run_id", "status", "loss", "is_own", *ORIGIN]
     pairs = sides[0][columns].merge(sides[1][columns], on=same, suffixes=(f"_{exact}", f"_{other}"))
     pairs = pairs[pairs[f"is_own_{exact}"] | pairs[f"is_own_{other}"]]
     both = (pairs[f"status_{exact}"] == "finished") & (pairs[f"status_{other}"] == "finished")
-    losses = [f"best_val_loss_{exact}", f"best_val_loss_{other}"]
+    losses = [f"loss_{exact}", f"loss_{other}"]
     pairs = pairs.assign(**{name: pairs[name].where(both) for name in losses})
-    pairs["difference"] = pairs[f"best_val_loss_{other}"] - pairs[f"best_val_loss_{exact}"]
+    pairs["difference"] = pairs[f"loss_{other}"] - pairs[f"loss_{exact}"]
     match = ["setting", "seed", "corpus_sha256"]
     is_baseline = pairs["label"] == baseline
     beside = pairs[match].merge(pairs.loc[is_baseline, [*match, *losses]], how="left", on=match)
@@ -97,8 +110,8 @@ def precision_summary(pairs: pd.DataFrame, exact: str, other: str) -> pd.DataFra
     measured = {}
     for precision in (exact, other):
         rows[f"wins_{precision}"] = rows[f"gap_{precision}"] > 0
-        measured[f"loss_{precision}"] = (f"best_val_loss_{precision}", "mean")
-        measured[f"sd_{precision}"] = (f"best_val_loss_{precision}", "std")
+        measured[f"loss_{precision}"] = (f"loss_{precision}", "mean")
+        measured[f"sd_{precision}"] = (f"loss_{precision}", "std")
         measured[f"gap_{precision}"] = (f"gap_{precision}", "mean")
         measured[f"wins_{precision}"] = (f"wins_{precision}", "sum")
     table = (
@@ -118,27 +131,28 @@ def precision_summary(pairs: pd.DataFrame, exact: str, other: str) -> pd.DataFra
     return best_first(table, table[f"loss_{exact}"])
 
 
-def precision_section(twins: pd.DataFrame, baseline: str | None) -> list[Section]:
+def precision_section(twins: pd.DataFrame, comparison: Comparison) -> list[Section]:
     """The section about the runs of `find_twins`, if there are any."""
+    baseline, metric = comparison.baseline, comparison.metric
     text: list[str] = []
     tables: list[Table] = []
     for exact, other in combinations(PRECISIONS, 2):
         pairs = twin_pairs(twins, exact, other, baseline)
         summary = precision_summary(pairs, exact, other)
         if len(summary):
-            text += _sentences(pairs, summary, exact, other)
-            tables.append(_table(summary, exact, other, baseline))
+            text += _sentences(pairs, summary, exact, other, metric)
+            tables.append(_table(summary, exact, other, comparison))
         text += _unfinished(pairs, exact, other)
     return [Section("Precision", text, tables)] if text else []
 
 
-def _table(summary: pd.DataFrame, exact: str, other: str, baseline: str | None) -> Table:
-    both = (exact, other)
+def _table(summary: pd.DataFrame, exact: str, other: str, comparison: Comparison) -> Table:
+    both, words = (exact, other), comparison.metric.words
     columns = [
         *setting_column(summary),
         Column("variant", ("label",)),
         Column("seeds", ("seeds",), "d"),
-        *(Column(f"loss {precision}", (f"loss_{precision}",), ".4f") for precision in both),
+        *(Column(f"{words} {precision}", (f"loss_{precision}",), ".4f") for precision in both),
         Column("difference", ("difference",), "+.4f"),
         Column("largest of a seed", ("largest_difference",), "+.4f"),
         *(Column(f"gap {precision}", (f"gap_{precision}",), "+.4f") for precision in both),
@@ -149,23 +163,25 @@ def _table(summary: pd.DataFrame, exact: str, other: str, baseline: str | None) 
         Column("same winner", ("same_winner", "gap_pairs"), ".0f", "/"),
     ]
     note = (
-        "Means of the best loss over the seeds that finished in both precisions, the rest of the "
-        f"configuration equal; difference is {other} minus {exact}, beside it that of the single "
-        "seed where it is largest either way."
+        f"Means of the best {words} over the seeds that finished in both precisions, the rest of "
+        f"the configuration equal; difference is {other} minus {exact}, beside it that of the "
+        "single seed where it is largest either way."
     )
-    if baseline is not None:
-        note += f" Gap is {baseline} minus variant at the same seed and precision."
+    if comparison.baseline is not None:
+        note += f" Gap is {comparison.baseline} minus variant at the same seed and precision."
     name, title = f"precision_{other}_{exact}", f"{other} against {exact}"
     return Table(name, title, summary, columns, note)
 
 
-def _sentences(pairs: pd.DataFrame, summary: pd.DataFrame, exact: str, other: str) -> Iterator[str]:
+def _sentences(
+    pairs: pd.DataFrame, summary: pd.DataFrame, exact: str, other: str, metric: Metric
+) -> Iterator[str]:
     few, most = summary["seeds"].min(), summary["seeds"].max()
     seeds = f"{few} to {most} seeds" if few < most else f"{most} seeds" if most > 1 else "seed"
     worst = summary.iloc[summary["difference"].abs().argmax()]
     where = f"{worst['label']} at {worst['setting']}" if worst["setting"] else worst["label"]
     line = (
-        f"{other} against {exact} on the same {seeds}: mean best losses differ by at most "
+        f"{other} against {exact} on the same {seeds}: mean best {metric.many} differ by at most "
         f"{abs(worst['difference']):.4f} ({where}), those of a single run by at most "
         f"{summary['largest_difference'].abs().max():.4f}"
     )
@@ -173,7 +189,7 @@ def _sentences(pairs: pd.DataFrame, summary: pd.DataFrame, exact: str, other: st
     if len(spread):
         low, high = (f"{value:.4f}" for value in (spread.min(), spread.max()))
         moved = low if low == high else f"{low} to {high}"
-        line += f"; another seed moves a loss by {moved} (SD over these seeds in {exact})"
+        line += f"; another seed moves {metric.one} by {moved} (SD over these seeds in {exact})"
     yield f"{line}."
 
     yield from _same_order(summary, exact, other)

@@ -7,12 +7,14 @@ import pandas as pd
 
 from triplu_ray.compare import (
     EXACT_SEEDS,
+    NATS,
     Comparison,
     gap_statistics,
     paired_gaps,
     variant_summary,
 )
 from triplu_ray.report.axes import at_best, selection_axes
+from triplu_ray.report.caveats import without_leaks
 from triplu_ray.report.costs import (
     COST_WORDS,
     cost_to_target,
@@ -28,8 +30,9 @@ def headline(comparison: Comparison, costs: pd.DataFrame, targets: list[float]) 
     """What came out: who wins, by how much, how surely, and whether at equal cost too.
 
     `costs` are `evaluation_costs` of the comparison. Where a learning rate or a gain was varied,
-    each variant is taken at its best one.
+    each variant is taken at its best one. Variants that see later tokens are left to the tables.
     """
+    comparison = without_leaks(comparison)
     axes = selection_axes(comparison)
     prefix = ""
     if axes:
@@ -37,14 +40,15 @@ def headline(comparison: Comparison, costs: pd.DataFrame, targets: list[float]) 
         prefix = f"Each variant at its best {words}: "
     for axis in axes:
         comparison = at_best(comparison, axis)
-    statistics = gap_statistics(paired_gaps(comparison))
+    statistics = gap_statistics(paired_gaps(comparison), comparison.metric)
     statistics = statistics[statistics["n"] > 0].sort_values("mean_gap", ascending=False)
     if statistics.empty:
         return [prefix + line for line in _without_pairs(comparison)]
     baseline = str(comparison.baseline)
     if comparison.runs["setting"].nunique() > 1:
         return [prefix + line for line in _by_settings(statistics, baseline)]
-    lines = [prefix + _one_setting(row, baseline) for _, row in statistics.iterrows()]
+    unit = "" if comparison.metric == NATS else f" {comparison.metric.words}"
+    lines = [prefix + _one_setting(row, baseline, unit) for _, row in statistics.iterrows()]
     if len(lines) > MAX_SENTENCES:
         lines = [*lines[:MAX_SENTENCES], f"{len(lines) - MAX_SENTENCES} more variants are below."]
     first = str(statistics["label"].iloc[0])
@@ -52,12 +56,12 @@ def headline(comparison: Comparison, costs: pd.DataFrame, targets: list[float]) 
     return lines + _targets(comparison, costs, targets, first)
 
 
-def _one_setting(row: "pd.Series[float]", baseline: str) -> str:
+def _one_setting(row: "pd.Series[float]", baseline: str, unit: str) -> str:
     n, wins = int(row["n"]), int(row["wins"])
     seeds = f"{n} seed" if n == 1 else f"{n} seeds"
     is_ahead = row["mean_gap"] > 0
     ahead = f"beats {baseline} in {wins}" if is_ahead else f"loses to {baseline} in {n - wins}"
-    line = f"{row['label']} {ahead} of {seeds}: mean paired gap {row['mean_gap']:+.4f}"
+    line = f"{row['label']} {ahead} of {seeds}: mean paired gap {row['mean_gap']:+.4f}{unit}"
     if n == 1:
         return f"{line}; one seed says nothing about luck."
     line += f" (95 % interval {row['t_low']:+.4f} to {row['t_high']:+.4f})"
@@ -82,15 +86,15 @@ def _by_settings(statistics: pd.DataFrame, baseline: str) -> list[str]:
 
 
 def _without_pairs(comparison: Comparison) -> list[str]:
-    summary = variant_summary(comparison)
-    finished = summary[summary["finished"] > 0].sort_values("best_val_loss")
+    summary, metric = variant_summary(comparison), comparison.metric
+    finished = summary[summary["finished"] > 0].sort_values(metric.best)
     if finished.empty:
         return [
             f"No run finished: {summary['diverged'].sum()} diverged, "
             f"{summary['missing'].sum()} are missing."
         ]
     return [
-        f"{row.label} has a mean best loss of {row.best_val_loss:.4f} over {row.finished} "
+        f"{row.label} has a mean best {metric.words} of {row[metric.best]:.4f} over {row.finished} "
         f"finished runs{f' at {row.setting}' if row.setting else ''}; nothing is paired with it."
         for _, row in finished.head(MAX_SENTENCES).iterrows()
     ]
@@ -145,7 +149,8 @@ def _targets(
         return [f"No target was reached by all runs of {label}."]
     row = mine.sort_values("target").iloc[0]
     same = (table["label"] == comparison.baseline) & (table["target"] == row["target"])
-    line = f"{label} reaches a loss of {row['target']:g} in all {row['trained']} runs, "
+    target = f"{comparison.metric.one} of {row['target']:g}"
+    line = f"{label} reaches {target} in all {row['trained']} runs, "
     line += f"after {row['tokens'] / 1e6:.2f} M tokens on the mean; "
     other = table[same].iloc[0]
     if other["reached"] < other["trained"]:

@@ -6,7 +6,9 @@ import pandas as pd
 
 from triplu_ray.compare import (
     GROUP,
+    NATS,
     Comparison,
+    Metric,
     gap_statistics,
     mean_gaps,
     paired_gaps,
@@ -25,14 +27,14 @@ MAX_COLUMN_LABELS = 5
 
 def summary_table(comparison: Comparison) -> Table:
     """Every variant, as in the paper's tables 2 and 3."""
-    frame = variant_summary(comparison)
+    frame, metric = variant_summary(comparison), comparison.metric
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
-        Column("best loss", ("best_val_loss",), ".4f"),
+        Column(f"best {metric.words}", (metric.best,), ".4f"),
         Column("SD", ("sd",), ".4f"),
-        Column("perplexity", ("perplexity",), ".3f"),
-        Column("final loss", ("final_val_loss",), ".4f"),
+        *_perplexity_column(metric),
+        Column(f"final {metric.words}", (metric.final,), ".4f"),
         Column("finished", ("finished",), "d"),
         Column("diverged", ("diverged",), "d"),
         Column("missing", ("missing",), "d"),
@@ -44,22 +46,29 @@ def summary_table(comparison: Comparison) -> Table:
     ]
     idle = {name for name in ("diverged", "missing") if not frame[name].any()}
     columns = [column for column in columns if column.heading not in idle]
+    perplexity = "perplexity exp(mean best loss), " if _perplexity_column(metric) else ""
     note = (
-        "Means over finished seeds; best loss is the lowest validation loss of a run, SD the "
-        "sample standard deviation over seeds, perplexity exp(mean best loss), mismatch the "
+        f"Means over finished seeds; best {metric.words} is the lowest validation {metric.words} "
+        f"of a run, SD the sample standard deviation over seeds, {perplexity}mismatch the "
         "distance to the baseline's parameters, FFN FLOPs forward, a token and layer."
     )
     return Table("variants", "Variants", frame, columns, note)
 
 
+def _perplexity_column(metric: Metric) -> list[Column]:
+    """Perplexity is that of a token, which says nothing between tokenizers."""
+    return [Column("perplexity", ("perplexity",), ".3f")] if metric == NATS else []
+
+
 def gap_tables(comparison: Comparison, pairs: pd.DataFrame) -> list[Table]:
     """Each seed's gap in `paired_gaps`, and what they amount to."""
-    statistics = gap_statistics(pairs)
+    metric = comparison.metric
+    statistics = gap_statistics(pairs, metric)
     title = f"Gap to {comparison.baseline} by seed"
-    note = "Best validation loss, baseline minus variant at the same seed; positive favours the "
-    note += "variant."
+    note = f"Best validation {metric.words}, baseline minus variant at the same seed; positive "
+    note += "favours the variant."
     cells = pairs["gap"].astype(object).where(pairs["gap"].notna(), pairs["pair"])
-    frame, seeds = _beside_seeds(statistics, pairs.assign(gap=cells), GROUP)
+    frame, seeds = beside_seeds(statistics, pairs.assign(gap=cells), GROUP)
     names = [*setting_column(frame), Column("variant", ("label",))]
     by_seed = [
         *names,
@@ -100,7 +109,7 @@ def _statistics_table(name: str, title: str, statistics: pd.DataFrame) -> Table:
 def axis_table(comparison: Comparison, axis: str) -> Table | None:
     """A row for each value of an axis with the variants side by side, as in the paper's table 9."""
     raw = axis_means(comparison, axis)
-    baseline = comparison.baseline
+    baseline, metric = comparison.baseline, comparison.metric
     labels = sorted(comparison.runs["label"].unique(), key=lambda label: (label != baseline, label))
     if len(labels) > MAX_COLUMN_LABELS:
         return None
@@ -112,12 +121,12 @@ def axis_table(comparison: Comparison, axis: str) -> Table | None:
     for key in keys:
         frame[key] = frame[key].map(value_text)
     same_size = (summary.groupby("label")["params"].nunique() == 1).all()
-    for quantity, spec in (("params", ",.0f"), ("best_val_loss", ".4f")):
+    for quantity, spec in (("params", ",.0f"), (metric.best, ".4f")):
         for label in labels if quantity != "params" or not same_size else []:
             values = summary[summary["label"] == label].set_index("setting")[quantity]
             name = f"{label} {quantity}"
             frame[name] = frame["setting"].map(values)
-            heading = f"{label} {'parameters' if quantity == 'params' else 'loss'}"
+            heading = f"{label} {'parameters' if quantity == 'params' else metric.words}"
             columns.append(Column(heading, (name,), spec))
     for label in labels[1:] if baseline else []:
         mine = gaps[gaps["label"] == label].set_index("setting")
@@ -125,7 +134,8 @@ def axis_table(comparison: Comparison, axis: str) -> Table | None:
             frame[f"{label} {quantity}"] = frame["setting"].map(mine[quantity])
         columns.append(Column(f"{label} gap", (f"{label} mean_gap",), "+.4f"))
         columns.append(Column(f"{label} wins", (f"{label} wins", f"{label} n"), ".0f", "/"))
-    note = "Mean best validation loss over finished seeds; gap is baseline minus variant."
+    note = f"Mean best validation {metric.words} over finished seeds; gap is baseline minus "
+    note += "variant."
     return Table(f"by_{axis}", f"By {axis_words(axis)}", frame, columns, note, raw=raw)
 
 
@@ -135,7 +145,8 @@ def best_value_table(comparison: Comparison, axis: str) -> Table:
     means = axis_means(comparison, axis)
     best = means[means["is_best"]].rename(columns={name: "label"})
     best = best if axis != "gain" else best[best["num_values"] > 1]
-    gaps = gap_statistics(paired_gaps(at_best(comparison, axis)))
+    metric = comparison.metric
+    gaps = gap_statistics(paired_gaps(at_best(comparison, axis)), metric)
     frame = best.merge(gaps, on=GROUP, how="left")
     frame["value"] = frame[axis].map(value_text)
     frame["at_edge"] = frame["edge"].where(frame["edge"] != "", "no")
@@ -145,7 +156,7 @@ def best_value_table(comparison: Comparison, axis: str) -> Table:
         Column("variant", ("label",)),
         Column(f"best {words}", ("value",)),
         Column("edge of the grid", ("at_edge",)),
-        Column("best loss", ("best_val_loss",), ".4f"),
+        Column(f"best {metric.words}", (metric.best,), ".4f"),
         Column("gap at the best", ("mean_gap",), "+.4f"),
         Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
         Column("wins", ("wins", "n"), ".0f", "/"),
@@ -159,15 +170,15 @@ def best_value_table(comparison: Comparison, axis: str) -> Table:
 
 def gain_table(comparison: Comparison) -> Table:
     """The variants with several gains, as in the paper's table 8."""
-    frame = axis_means(comparison, "gain")
+    frame, metric = axis_means(comparison, "gain"), comparison.metric
     frame = frame[frame["num_values"] > 1].sort_values(["setting", "family", "gain"])
     frame = frame.assign(best=frame["is_best"].map({True: "best", False: ""}))
     columns = [
         *setting_column(frame),
         Column("variant", ("family",)),
         Column("gain", ("gain",), "g"),
-        Column("best loss", ("best_val_loss",), ".4f"),
-        Column("final loss", ("final_val_loss",), ".4f"),
+        Column(f"best {metric.words}", (metric.best,), ".4f"),
+        Column(f"final {metric.words}", (metric.final,), ".4f"),
         Column("finished", ("finished", "runs"), "d", "/"),
         Column("", ("best",)),
     ]
@@ -176,21 +187,21 @@ def gain_table(comparison: Comparison) -> Table:
 
 def degree_table(comparison: Comparison) -> Table:
     """The products by degree, as in the paper's table 13."""
-    frame = variant_summary(comparison)
+    frame, metric = variant_summary(comparison), comparison.metric
     frame = frame[frame["degree"].notna()].sort_values(["setting", "degree"], kind="stable")
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
         Column("degree", ("degree",), ".0f"),
         Column("parameters", ("params",), ",.0f"),
-        Column("best loss", ("best_val_loss",), ".4f"),
-        Column("final loss", ("final_val_loss",), ".4f"),
-        Column("perplexity", ("perplexity",), ".3f"),
+        Column(f"best {metric.words}", (metric.best,), ".4f"),
+        Column(f"final {metric.words}", (metric.final,), ".4f"),
+        *_perplexity_column(metric),
     ]
     return Table("by_degree", "Products by degree", frame, columns)
 
 
-def target_table(frame: pd.DataFrame) -> Table:
+def target_table(frame: pd.DataFrame, metric: Metric) -> Table:
     """What each target loss took (`cost_to_target`), as in the paper's table 10."""
     columns = [
         *setting_column(frame),
@@ -209,10 +220,10 @@ def target_table(frame: pd.DataFrame) -> Table:
         "all runs reached it; beside it the mean of the runs that did. FLOPs are those of "
         "training, 3 x the forward ones, a multiply-add counting 2."
     )
-    return Table("cost_to_target", "Cost to a target loss", frame, columns, note)
+    return Table("cost_to_target", f"Cost to a target {metric.words}", frame, columns, note)
 
 
-def equal_cost_tables(gaps: pd.DataFrame) -> list[Table]:
+def equal_cost_tables(gaps: pd.DataFrame, metric: Metric) -> list[Table]:
     """What the gaps within equal budgets (`equal_cost_gaps`) amount to, and each seed's."""
     statistics = equal_cost_statistics(gaps)
     statistics["equal"] = statistics["cost"].map(COST_WORDS)
@@ -234,7 +245,8 @@ def equal_cost_tables(gaps: pd.DataFrame) -> list[Table]:
     ]
     note = (
         "Each pair may spend what the cheaper of its two runs spent; the dearer one has the lowest "
-        "loss within that budget, at its end interpolated between two evaluations. Ahead or behind "
+        f"{metric.words} within that budget, at its end interpolated between two evaluations. "
+        "Ahead or behind "
         "means that the 95 % paired t interval lies above or below zero, undecided that it holds "
         "zero; one seed cannot tell. p as for the gaps above. Cost ratio is what the variant's "
         "whole run took over what the baseline's did, least to most over the seeds. Equal seconds "
@@ -243,14 +255,14 @@ def equal_cost_tables(gaps: pd.DataFrame) -> list[Table]:
         "which does not quite even out the load: where the ratio of seconds scatters over seeds, "
         "that is load and not the variant."
     )
-    frame, seeds = _beside_seeds(statistics, gaps, [*GROUP, "cost"])
+    frame, seeds = beside_seeds(statistics, gaps, [*GROUP, "cost"])
     return [
         Table("equal_cost", "Gap at equal cost", statistics, columns, note),
         Table("equal_cost_gaps", "Gap at equal cost by seed", frame, [*names, *seeds], raw=gaps),
     ]
 
 
-def _beside_seeds(
+def beside_seeds(
     frame: pd.DataFrame, gaps: pd.DataFrame, group: list[str]
 ) -> tuple[pd.DataFrame, list[Column]]:
     """Rows of groups with the gap of each seed beside them, unless those are too many."""
@@ -259,7 +271,7 @@ def _beside_seeds(
     wide = gaps.pivot(index=group, columns="seed", values="gap")
     columns = [Column(f"seed {seed}", (str(seed),), "+.4f") for seed in wide]
     wide.columns = wide.columns.astype(str)
-    return frame.merge(wide.reset_index(), on=group), columns
+    return frame.merge(wide.reset_index(), how="left", on=group), columns
 
 
 def setting_column(frame: pd.DataFrame) -> Sequence[Column]:

@@ -33,7 +33,7 @@ def report_json(report: Report) -> dict[str, Any]:
 def write_report(
     report: Report, store: Store, folder: Path, formats: Iterable[str] = FORMATS
 ) -> Path:
-    """Write `<folder>/<space>/`: the report in each format, its figures, runs and evaluations.
+    """Write `<folder>/<space>/`: the report in each format, its figures, runs, evaluations, probes.
 
     Those of the twins too, so that the folder tells what the report tells. Returns the folder.
     Equal reports give equal files.
@@ -54,6 +54,9 @@ def write_report(
     run_ids = [*report.run_ids, *report.twin_ids]
     files["runs.parquet"] = parquet_bytes(store.read_runs(run_ids))
     files["evals.parquet"] = parquet_bytes(store.read_evals(run_ids))
+    probes = store.read_probes(run_ids)
+    if len(probes):
+        files["probes.parquet"] = parquet_bytes(probes)
     record = json.dumps(report.record, indent=1) + "\n"
     files[f"spaces/{report.space}/space.json"] = record.encode()
     for name, content in files.items():

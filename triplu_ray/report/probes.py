@@ -1,0 +1,208 @@
+"""What the selected models can do beside their loss: minimal pairs, arithmetic, adjacent tokens.
+
+What is seen inside of PolyGLU and of the untied squared ReLU is in `branches`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as MatplotlibFigure
+
+from triplu_ray.compare import GROUP, Comparison, best_first, gap_statistics, paired_gaps
+from triplu_ray.report import branches, figures
+from triplu_ray.report.model import Column, Figure, Section, Table
+from triplu_ray.report.style import BASELINE, colours, panels
+from triplu_ray.report.tables import setting_column
+
+SLICES = {
+    "seen_q1": "seen Q1",
+    "seen_q2": "seen Q2",
+    "seen_q3": "seen Q3",
+    "seen_q4": "seen Q4",
+    "unseen": "unseen",
+}
+"""Adjacent tokens from the lowest PMI in training to the highest, and those that never met."""
+
+
+def probe_means(comparison: Comparison, probes: pd.DataFrame, probe: str) -> pd.DataFrame:
+    """A probe's values over the seeds of finished runs, one row a setting, label and group.
+
+    Columns: mean, sd (n - 1), seeds, and count, the items behind the value of one run. In the order
+    of the comparison, and of the groups in `probes`.
+    """
+    finished = comparison.runs[comparison.runs["status"] == "finished"]
+    mine = probes[(probes["probe"] == probe) & probes["value"].notna()]
+    return (
+        finished[["run_id", *GROUP]]
+        .merge(mine, on="run_id")
+        .groupby([*GROUP, "group"], sort=False)
+        .agg(
+            mean=("value", "mean"),
+            sd=("value", "std"),
+            seeds=("run_id", "nunique"),
+            count=("count", "first"),
+        )
+        .reset_index()
+    )
+
+
+def slice_gaps(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
+    """Gaps by PMI slice in bits a token, one row a setting, label and slice (TriPLU, table 6).
+
+    Columns: those of `gap_statistics` on the losses of a slice; loss and baseline_loss, their means
+    over the pairs; count, the tokens of the slice. The paper gives neither counts nor intervals.
+    """
+    runs, tables = comparison.runs, []
+    for name in SLICES:
+        mine = probes[(probes["probe"] == "pmi") & (probes["group"] == name)].set_index("run_id")
+        known = {column: runs["run_id"].map(mine[column]) for column in ("value", "count")}
+        sliced = replace(comparison, runs=runs.assign(**known)).measured_by("value")
+        pairs = paired_gaps(sliced)
+        paired = pairs[pairs["pair"] == "paired"].groupby(GROUP)
+        means = paired.agg(loss=("value", "mean"), baseline_loss=("value_baseline", "mean"))
+        statistics = gap_statistics(pairs, sliced.metric).assign(slice=name)
+        counts = sliced.runs.groupby(GROUP)["count"].first()
+        tables.append(statistics.join(means, on=GROUP, how="inner").join(counts, on=GROUP))
+    gaps = pd.concat(tables, ignore_index=True)
+    # Stable: slices stay in order within their variant.
+    place = gaps.groupby(GROUP, sort=False).ngroup()
+    return gaps.iloc[np.argsort(place, kind="stable")].reset_index(drop=True)
+
+
+def probe_quantities(comparison: Comparison, probes: pd.DataFrame) -> list[pd.DataFrame]:
+    """What the papers' tables give of the probes, by setting and label.
+
+    Columns: minimal_pairs (%), exact_match, multiplication, `pmi_gap_` and a slice, similarity.
+    """
+    wide = [
+        _by_group(probe_means(comparison, probes, "minimal_pairs"))
+        .mul(100)
+        .rename(columns={"all": "minimal_pairs"}),
+        _by_group(probe_means(comparison, probes, "arithmetic")).rename(
+            columns={"all": "exact_match"}
+        ),
+        slice_gaps(comparison, probes)
+        .pivot(index=GROUP, columns="slice", values="mean_gap")
+        .add_prefix("pmi_gap_"),
+    ]
+    return [*(frame.reset_index() for frame in wide), branches.mean_similarity(comparison, probes)]
+
+
+def probes_section(comparison: Comparison, probes: pd.DataFrame) -> list[Section]:
+    """The section about everything that was probed, if anything was."""
+    gaps = slice_gaps(comparison, probes)
+    tables = [
+        *_minimal_pairs_table(probe_means(comparison, probes, "minimal_pairs")),
+        *_arithmetic_table(probe_means(comparison, probes, "arithmetic")),
+        *_slice_table(comparison, gaps),
+        *branches.branch_tables(comparison, probes),
+    ]
+    drawn = branches.branch_figures(comparison, probes)
+    if len(gaps):
+        figure = Figure(
+            "pmi_gaps",
+            f"Gap to {comparison.baseline} in bits a token by how strongly adjacent tokens attract "
+            "each other in training: mean and 95 % paired t interval over seeds.",
+            lambda: _draw_slices(comparison, gaps),
+        )
+        drawn = [figure, *drawn]
+    return [Section("Probes", tables=tables, figures=drawn)] if tables else []
+
+
+def _minimal_pairs_table(means: pd.DataFrame) -> list[Table]:
+    """As in TriPLU's table 2, with the categories beside it."""
+    whole = means[means["group"] == "all"]
+    if whole.empty:
+        return []
+    parts = [group for group in means["group"].unique() if group != "all"]
+    accuracies = _by_group(means).mul(100).reset_index()
+    frame = whole.assign(sd=100 * whole["sd"]).merge(accuracies, on=GROUP)
+    frame = best_first(frame, -frame["all"])
+    columns = [
+        *setting_column(frame),
+        Column("variant", ("label",)),
+        Column("accuracy %", ("all",), ".1f"),
+        Column("SD", ("sd",), ".1f"),
+        Column("runs", ("seeds",), "d"),
+        Column("pairs", ("count",), ".0f"),
+        *(Column(part.replace("_", " "), (part,), ".1f") for part in parts),
+    ]
+    note = (
+        "How often the right sentence of a pair is the likelier one, by chance 50 %: means over "
+        "finished seeds, of all pairs and by category."
+    )
+    return [Table("minimal_pairs", "Minimal pairs", frame, columns, note, raw=means)]
+
+
+def _arithmetic_table(means: pd.DataFrame) -> list[Table]:
+    """As in TriPLU's table 12."""
+    whole = means[means["group"] == "all"]
+    if whole.empty:
+        return []
+    frame = whole.merge(_by_group(means).reset_index(), on=GROUP)
+    frame = best_first(frame, -frame["all"])
+    columns = [
+        *setting_column(frame),
+        Column("variant", ("label",)),
+        Column("exact match", ("all",), ".3f"),
+        Column("SD", ("sd",), ".3f"),
+        Column("multiplication", ("multiplication",), ".3f"),
+        Column("runs", ("seeds",), "d"),
+        Column("prompts", ("count",), ".0f"),
+    ]
+    note = "Share of greedy answers that are right to their end: means over finished seeds."
+    return [Table("arithmetic", "Arithmetic", frame, columns, note, raw=means)]
+
+
+def _slice_table(comparison: Comparison, gaps: pd.DataFrame) -> list[Table]:
+    if gaps.empty:
+        return []
+    frame = gaps.assign(words=gaps["slice"].map(SLICES))
+    columns = [
+        *setting_column(frame),
+        Column("variant", ("label",)),
+        Column("pairs", ("words",)),
+        Column("tokens", ("count",), ",.0f"),
+        Column("gap", ("mean_gap",), "+.4f"),
+        Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
+        Column("wins", ("wins", "n"), "d", "/"),
+        Column("bits a token", ("loss",), ".4f"),
+        Column(f"{comparison.baseline}", ("baseline_loss",), ".4f"),
+    ]
+    note = (
+        "Loss in bits a token by the token and the one before it: pairs seen in training in "
+        "quartiles of their pointwise mutual information, lowest first, and pairs unseen there. "
+        f"Gap is {comparison.baseline} minus variant at the same seed; tokens are those of the "
+        "heldout text, or of the validation text where there is none."
+    )
+    return [Table("pmi_gaps", "Loss by adjacent tokens", frame, columns, note)]
+
+
+def _draw_slices(comparison: Comparison, gaps: pd.DataFrame) -> MatplotlibFigure:
+    """Mean gaps with their intervals by slice, a panel for each setting."""
+    palette = colours(comparison.runs["label"], comparison.baseline)
+    known = set(gaps["label"])
+    labels = [label for label in figures.shown_labels(comparison) if label in known]
+    shown = figures.shown_settings(gaps["setting"])
+    wide = len(shown) == 1
+    figure, axes = panels(len(shown), 3, 6.4 if wide else 3.4, 3.6 if wide else 2.8)
+    for ax, setting in zip(axes, shown, strict=True):
+        ax.axhline(0, color=BASELINE, linewidth=1.2)
+        for place, label in enumerate(labels):
+            mine = gaps[(gaps["setting"] == setting) & (gaps["label"] == label)]
+            x = mine["slice"].map(list(SLICES).index) + 0.12 * (place - (len(labels) - 1) / 2)
+            half = ((mine["t_high"] - mine["t_low"]) / 2).fillna(0.0)
+            ax.errorbar(
+                x, mine["mean_gap"], half, fmt="o", markersize=4, capsize=2.5, color=palette[label]
+            )
+        ax.set_xticks(range(len(SLICES)), list(SLICES.values()))
+        ax.set_title(figures.short_setting(setting))
+    figures.share_ylabel(axes, 3, f"gap to {comparison.baseline}, bits a token")
+    figures.legend(figure, labels, palette)
+    return figure
+
+
+def _by_group(means: pd.DataFrame) -> pd.DataFrame:
+    """Means of `probe_means` with a column for each group."""
+    return means.pivot(index=GROUP, columns="group", values="mean")

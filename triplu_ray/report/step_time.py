@@ -1,0 +1,114 @@
+"""What a step takes beside what it computes: measured seconds against counted FLOPs."""
+
+import numpy as np
+import pandas as pd
+
+from triplu_ray.compare import GROUP, Comparison, variant_summary
+from triplu_ray.report.model import Column, Table
+from triplu_ray.report.tables import setting_column
+
+FAR_OFF = 1.5
+"""By this factor time and FLOPs may disagree before a table points at it."""
+
+
+def step_times(comparison: Comparison) -> pd.DataFrame:
+    """Time and FLOPs by variant, and both over the baseline's, one row a setting and label.
+
+    Columns: milliseconds_per_step, the median over finished runs of seconds over steps, which are
+    tokens / (batch_size x context_length); flops_per_token of the whole model, forward, and
+    ffn_flops_per_token of one layer; relative_time, relative_flops and relative_ffn_flops over the
+    baseline's; time_over_flops, relative_time / relative_flops.
+    """
+    runs = comparison.runs[comparison.runs["status"] == "finished"]
+    steps = runs["tokens"] / (runs["batch_size"] * runs["context_length"]).astype(float)
+    table = (
+        runs.assign(milliseconds_per_step=1000 * runs["seconds"] / steps)
+        .groupby(GROUP, sort=False)
+        .agg(
+            milliseconds_per_step=("milliseconds_per_step", "median"),
+            flops_per_token=("flops_per_token", "first"),
+            ffn_flops_per_token=("ffn_flops_per_token", "first"),
+        )
+        .reset_index()
+    )
+    baseline = table[table["label"] == comparison.baseline].set_index("setting")
+    for relative, column in (
+        ("relative_time", "milliseconds_per_step"),
+        ("relative_flops", "flops_per_token"),
+        ("relative_ffn_flops", "ffn_flops_per_token"),
+    ):
+        table[relative] = table[column] / table["setting"].map(baseline[column]).astype(float)
+    table["time_over_flops"] = table["relative_time"] / table["relative_flops"]
+    return table
+
+
+def step_time_tables(comparison: Comparison, similarity: pd.DataFrame) -> list[Table]:
+    """Time against FLOPs, where there is a baseline; squared ReLU against its untied form.
+
+    `similarity` has the column of that name by setting and label: `branches.mean_similarity`.
+    """
+    times = step_times(comparison)
+    times = times[times["relative_time"].notna()].reset_index(drop=True)
+    if times["label"].nunique() < 2:
+        return []
+    return [_time_table(comparison, times), *_untied_table(comparison, times, similarity)]
+
+
+def _time_table(comparison: Comparison, times: pd.DataFrame) -> Table:
+    ratio = times["time_over_flops"]
+    kind = np.select([ratio > FAR_OFF, ratio < 1 / FAR_OFF], ["slower", "faster"], "")
+    frame = times.assign(off=kind)
+    columns = [
+        *setting_column(frame),
+        Column("variant", ("label",)),
+        Column("ms a step", ("milliseconds_per_step",), ",.2f"),
+        Column("relative time", ("relative_time",), ".2f"),
+        Column("relative FLOPs", ("relative_flops",), ".3f"),
+        Column("time / FLOPs", ("time_over_flops",), ".2f"),
+        Column("", ("off",)),
+    ]
+    note = (
+        "Training time a step, the median over finished runs of a run's share of its cohort's "
+        "time, and the whole model's forward FLOPs (matrix products; nothing elementwise), over "
+        f"those of {comparison.baseline}. Slower or faster: than the FLOPs say, by a factor of "
+        f"more than {FAR_OFF}."
+    )
+    return Table("time_against_flops", "Time against FLOPs", frame, columns, note)
+
+
+def _untied_table(
+    comparison: Comparison, times: pd.DataFrame, similarity: pd.DataFrame
+) -> list[Table]:
+    """Where squared ReLU is the baseline of its untied form."""
+    runs, metric = comparison.runs, comparison.metric
+    untied = runs.loc[runs["ffn.kind"] == "untied_squared_relu", "label"].unique()
+    kinds = runs.loc[runs["label"] == comparison.baseline, "ffn.kind"].unique()
+    if not len(untied) or list(kinds) != ["squared_relu"]:
+        return []
+    summary = variant_summary(comparison)[[*GROUP, "hidden", *metric.losses]]
+    frame = times[times["label"].isin([comparison.baseline, *untied])]
+    frame = frame.merge(summary, on=GROUP)
+    frame = frame.merge(similarity, how="left", on=GROUP)
+    # Of these layers every parameter belongs to a projection, and counts 2.
+    frame["layer_params"] = frame["ffn_flops_per_token"] / 2
+    columns = [
+        *setting_column(frame),
+        Column("variant", ("label",)),
+        Column("width", ("hidden",), ".0f"),
+        Column("FFN parameters a layer", ("layer_params",), ",.0f"),
+        Column("FFN FLOPs", ("ffn_flops_per_token",), ",.0f"),
+        Column("relative", ("relative_ffn_flops",), ".3f"),
+        Column("relative FLOPs", ("relative_flops",), ".3f"),
+        Column("ms a step", ("milliseconds_per_step",), ",.2f"),
+        Column("relative time", ("relative_time",), ".2f"),
+        Column("similarity", ("similarity",), "+.2f"),
+        Column(f"best {metric.words}", (metric.best,), ".4f"),
+        Column(f"final {metric.words}", (metric.final,), ".4f"),
+    ]
+    note = (
+        "Two weight matrices in place of one squared: 1.5 times the layer's parameters and FLOPs "
+        "at the same width. Relative is of the layer, relative FLOPs of the whole model; "
+        "similarity is the mean cosine of a unit's two rows at the end of training, over layers "
+        "and seeds."
+    )
+    return [Table("untied", "Squared ReLU and its untied form", frame, columns, note)]
