@@ -18,6 +18,11 @@ FEED_FORWARD: dict[str, dict[str, Any]] = {
     "triplu": {"kind": "product", "degree": 3, "gain": 5.0},
     "quad_prod": {"kind": "product", "degree": 4, "gain": 25.0},
 }
+SUBWORD: dict[str, dict[str, Any]] = {
+    "triplu_learned_gain": {"kind": "product", "degree": 3, "gain": 5.0, "learned_gain": True},
+    "normed_triplu": {"kind": "product", "degree": 3, "gain": 0.1, "branch_norm": True},
+}
+STREAMS = {"gelu": 1, "squared_relu": 1}
 HIDDEN = {"swiglu": 322, "double_prod": 322, "triplu": 242, "quad_prod": 193}
 BASE = {
     "corpus": "tinystories",
@@ -38,12 +43,12 @@ def planned_run(
     variant: str, seed: int, gain: float | None = None, **config: Any
 ) -> dict[str, Any]:
     """A run as a space record holds it; further keys change the configuration."""
-    ffn = dict(FEED_FORWARD.get(variant, {"kind": variant}))
+    ffn = dict(config.pop("ffn", {**FEED_FORWARD, **SUBWORD}.get(variant, {"kind": variant})))
     if gain is not None:
         ffn["gain"] = gain
     hidden = config.pop("hidden", HIDDEN.get(variant, 322))
     full = {**BASE, "ffn": ffn, "hidden": hidden, "seed": seed, **config}
-    streams = ffn.get("degree", 2)
+    streams = ffn.get("degree", STREAMS.get(ffn["kind"], 2))
     width, layers = full["d_model"], full["num_layers"]
     ffn_params = (streams + 1) * width * hidden
     params = 2 * 79 * width + 64 * width + 2 * width
@@ -98,24 +103,46 @@ def stored_run(
 
 
 def curve(run: Mapping[str, Any], num_evals: int = 20) -> list[dict[str, Any]]:
-    """Evaluations that fall to the run's best loss, which is the last; the first is at step 0."""
+    """Evaluations that fall to the run's best loss, which is the last; the first is at step 0.
+
+    In bits per byte too, where the run has them, and followed by its heldout loss.
+    """
     fraction = np.linspace(0, 1, num_evals + 1)
     losses = (
         run["best_val_loss"] + 3.3 * (np.exp(-9 * fraction) - np.exp(-9)) + 0.25 * (1 - fraction)
     )
     num_steps = json.loads(run["config"])["num_steps"]
-    return [
+    bits = run.get("best_bits_per_byte")
+    per_byte = None if bits is None else bits / run["best_val_loss"]
+    rows = [
         {
             "run_id": run["run_id"],
             "step": int(num_steps * done),
             "tokens": int(run["tokens"] * done),
             "split": "validation",
             "loss": float(loss),
+            "bits_per_byte": None if per_byte is None else per_byte * float(loss),
             "train_loss": None if done == 0 else float(loss) - 0.02,
             "seconds": float(run["seconds"] * done),
         }
         for done, loss in zip(fraction, losses, strict=True)
     ]
+    if run.get("heldout_loss") is not None:
+        heldout = {"loss": run["heldout_loss"], "bits_per_byte": run.get("heldout_bits_per_byte")}
+        rows.append({**rows[-1], **heldout, "split": "heldout", "train_loss": None})
+    return rows
+
+
+def probe(
+    run: Mapping[str, Any], name: str, values: Mapping[str, float], step: int | None = None
+) -> list[dict[str, Any]]:
+    """Rows of `probes`: values by group, of a hundred items each; at the last step by default."""
+    step = run["config"]["num_steps"] if step is None else step
+    return [
+        {"run_id": run["run_id"], "probe": name, "group": group, "step": step,
+         "value": value, "count": 100}
+        for group, value in values.items()
+    ]  # fmt: skip
 
 
 def frames(
@@ -133,11 +160,14 @@ def write_space(
     baseline: str | None = "swiglu",
     targets: tuple[float, ...] = (),
     select: Mapping[str, Any] | None = None,
+    columns: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {},
+    probes: Callable[[Mapping[str, Any]], list[dict[str, Any]]] = lambda _: [],
     **row: Any,
 ) -> None:
     """Store a space's record and the runs that have a loss; those without one stay missing.
 
-    A run of an infinite loss has diverged.
+    A run of an infinite loss has diverged. Further keys change every row, `columns` those of a run;
+    `probes` are its rows of that table.
     """
     record = {
         "space": space,
@@ -154,5 +184,5 @@ def write_space(
             lost = {"final_val_loss": None, "status": "diverged"}
             store.write_run({**stored_run(run, 9.0), **lost, **row}, [])
         elif value is not None:
-            stored = stored_run(run, value)
-            store.write_run({**stored, **row}, curve(stored))
+            stored = stored_run(run, value, **columns(run))
+            store.write_run({**stored, **row}, curve(stored), probes(run))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from triplu_ray.compare import GROUP, Comparison, paired_gaps, settings, tidy
+from triplu_ray.compare import GROUP, Comparison, paired_gaps, tidy
 from triplu_ray.errors import UserError, did_you_mean
 from triplu_ray.report import figures, tables
 from triplu_ray.report.axes import free_axes, selection_axes
@@ -21,7 +21,7 @@ from triplu_ray.report.probes import probe_quantities, probes_section
 from triplu_ray.report.provenance import provenance_table
 from triplu_ray.report.selection import Selected, merged_selection, selection_table, split
 from triplu_ray.report.sentences import headline
-from triplu_ray.report.step_time import step_time_tables, step_times
+from triplu_ray.report.step_time import step_time_tables, step_times, untied_costs
 from triplu_ray.store import Store
 
 
@@ -79,9 +79,11 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     finished = (comparison.runs["status"] == "finished").any()
     twins = find_twins(comparison, store.read_runs(columns=TWIN_COLUMNS).to_pandas())
     published = read_paper(paper).get(space, [])
+    similarity = mean_similarity(comparison, probes)
     quantities = [
         heldout_summary(comparison),
         step_times(comparison),
+        untied_costs(comparison, similarity),
         *probe_quantities(comparison, probes),
     ]
     beside = paper_tables(published, comparison, reached, quantities)
@@ -108,7 +110,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
             *([_selection(selected)] if selected else []),
             *(_axes(comparison) if finished else []),
             *probes_section(comparison, probes),
-            _costs(comparison, costs, reached, mean_similarity(comparison, probes)),
+            _costs(comparison, costs, reached, similarity),
             *precision_section(twins, comparison),
             *([Section("Beside the paper", tables=beside)] if beside else []),
             Section("Provenance", tables=[provenance_table(everything.runs, record["sweeps"])]),
@@ -124,7 +126,7 @@ def _variants(comparison: Comparison, costs: pd.DataFrame) -> Section:
         "loss_curves",
         f"Validation {comparison.metric.words} by step: mean over seeds, range of the seeds "
         "shaded, each seed faint; the first quarter of the steps is left out."
-        + _left_out(comparison, comparison.context, figures.MAX_SETTINGS),
+        + figures.left_out(comparison, comparison.context, figures.MAX_SETTINGS),
         lambda: figures.loss_curves(comparison, costs),
     )
     return Section("Variants", tables=[tables.summary_table(comparison)], figures=[curves])
@@ -146,7 +148,7 @@ def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
         "gap_curves",
         f"Gap to {comparison.baseline} by step: baseline minus variant at the same seed and step; "
         "above the line the variant is ahead."
-        + _left_out(comparison, comparison.context, figures.MAX_SETTINGS),
+        + figures.left_out(comparison, comparison.context, figures.MAX_SETTINGS),
         lambda: figures.gap_curves(comparison, costs),
     )
     ranking = Figure(
@@ -196,7 +198,7 @@ def _axis_section(comparison: Comparison, axis: str, found: Sequence[Table | Non
     figure = Figure(
         f"loss_by_{axis}",
         f"Best validation {comparison.metric.words} by {words}: lines are means, dots are seeds."
-        + _left_out(comparison, rest, figures.MAX_SETTINGS),
+        + figures.left_out(comparison, rest, figures.MAX_SETTINGS),
         lambda: figures.loss_against_axis(comparison, axis),
     )
     title = {"num_layers": "Depth"}.get(axis, words.capitalize())
@@ -217,20 +219,11 @@ def _costs(
     figure = Figure(
         "loss_by_cost",
         f"Validation {metric.words} against training tokens, training FLOPs and seconds, drawn as "
-        "the curves above." + _left_out(comparison, comparison.context, figures.MAX_COST_SETTINGS),
+        "the curves above."
+        + figures.left_out(comparison, comparison.context, figures.MAX_COST_SETTINGS),
         lambda: figures.loss_against_costs(comparison, costs),
     )
     return Section("Cost", tables=found, figures=[figure])
-
-
-def _left_out(comparison: Comparison, context: Sequence[str], limit: int) -> str:
-    """What a figure with a panel for each setting of a context has no room for."""
-    count = settings(comparison.runs, context).nunique()
-    labels = comparison.runs["label"].nunique()
-    text = f" Shown are {limit} of {count} settings." if count > limit else ""
-    if labels > figures.MAX_LABELS:
-        text += f" Shown are the best {figures.MAX_LABELS} of {labels} variants."
-    return text
 
 
 def _failures(comparison: Comparison, record: dict[str, Any]) -> list[str]:

@@ -51,6 +51,16 @@ def shown_settings(column: "pd.Series[str]", limit: int = MAX_SETTINGS) -> list[
     return [names[place] for place in _spread(len(names), limit)]
 
 
+def left_out(comparison: Comparison, context: Sequence[str], limit: int) -> str:
+    """What a figure with a panel for each setting of a context has no room for."""
+    count = settings(comparison.runs, context).nunique()
+    labels = comparison.runs["label"].nunique()
+    text = f" Shown are {limit} of {count} settings." if count > limit else ""
+    if labels > MAX_LABELS:
+        text += f" Shown are the best {MAX_LABELS} of {labels} variants."
+    return text
+
+
 def loss_curves(comparison: Comparison, costs: pd.DataFrame) -> Figure:
     """Validation loss by step: the mean over seeds, the range of the seeds, and each seed."""
     words = f"validation {comparison.metric.words}"

@@ -61,9 +61,11 @@ def slice_gaps(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
         pairs = paired_gaps(sliced)
         paired = pairs[pairs["pair"] == "paired"].groupby(GROUP)
         means = paired.agg(loss=("value", "mean"), baseline_loss=("value_baseline", "mean"))
-        statistics = gap_statistics(pairs, sliced.metric).assign(slice=name)
         counts = sliced.runs.groupby(GROUP)["count"].first()
-        tables.append(statistics.join(means, on=GROUP, how="inner").join(counts, on=GROUP))
+        table = gap_statistics(pairs, sliced.metric).assign(slice=name)
+        for more in (means, counts):
+            table = table.merge(more.reset_index(), on=GROUP)
+        tables.append(table)
     gaps = pd.concat(tables, ignore_index=True)
     # Stable: slices stay in order within their variant.
     place = gaps.groupby(GROUP, sort=False).ngroup()
@@ -73,7 +75,7 @@ def slice_gaps(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
 def probe_quantities(comparison: Comparison, probes: pd.DataFrame) -> list[pd.DataFrame]:
     """What the papers' tables give of the probes, by setting and label.
 
-    Columns: minimal_pairs (%), exact_match, multiplication, `pmi_gap_` and a slice, similarity.
+    Columns: minimal_pairs (%), exact_match, multiplication, `pmi_gap_` and a slice.
     """
     wide = [
         _by_group(probe_means(comparison, probes, "minimal_pairs"))
@@ -86,7 +88,7 @@ def probe_quantities(comparison: Comparison, probes: pd.DataFrame) -> list[pd.Da
         .pivot(index=GROUP, columns="slice", values="mean_gap")
         .add_prefix("pmi_gap_"),
     ]
-    return [*(frame.reset_index() for frame in wide), branches.mean_similarity(comparison, probes)]
+    return [frame.reset_index() for frame in wide]
 
 
 def probes_section(comparison: Comparison, probes: pd.DataFrame) -> list[Section]:
@@ -103,7 +105,8 @@ def probes_section(comparison: Comparison, probes: pd.DataFrame) -> list[Section
         figure = Figure(
             "pmi_gaps",
             f"Gap to {comparison.baseline} in bits a token by how strongly adjacent tokens attract "
-            "each other in training: mean and 95 % paired t interval over seeds.",
+            "each other in training: mean and 95 % paired t interval over seeds."
+            + figures.left_out(comparison, comparison.context, figures.MAX_SETTINGS),
             lambda: _draw_slices(comparison, gaps),
         )
         drawn = [figure, *drawn]

@@ -42,16 +42,32 @@ def step_times(comparison: Comparison) -> pd.DataFrame:
     return table
 
 
-def step_time_tables(comparison: Comparison, similarity: pd.DataFrame) -> list[Table]:
-    """Time against FLOPs, where there is a baseline; squared ReLU against its untied form.
+def untied_costs(comparison: Comparison, similarity: pd.DataFrame) -> pd.DataFrame:
+    """Squared ReLU, where it is the baseline, and its untied forms, one row a setting and label.
 
-    `similarity` has the column of that name by setting and label: `branches.mean_similarity`.
+    Columns: those of `step_times`, hidden, the metric's mean losses, layer_params, the parameters
+    of one layer, and the column of `similarity`, which is `branches.mean_similarity`.
     """
+    runs = comparison.runs
+    untied = runs.loc[runs["ffn.kind"] == "untied_squared_relu", "label"].unique()
+    baseline_kinds = set(runs.loc[runs["label"] == comparison.baseline, "ffn.kind"])
+    is_tied = baseline_kinds == {"squared_relu"}
+    labels = [comparison.baseline, *untied] if len(untied) and is_tied else []
+    summary = variant_summary(comparison)[[*GROUP, "hidden", *comparison.metric.losses]]
+    times = step_times(comparison)
+    table = times[times["label"].isin(labels)].merge(summary, on=GROUP)
+    # Of these layers every parameter belongs to a projection and counts twice.
+    table["layer_params"] = table["ffn_flops_per_token"] / 2
+    return table.merge(similarity, how="left", on=GROUP)
+
+
+def step_time_tables(comparison: Comparison, similarity: pd.DataFrame) -> list[Table]:
+    """Time against FLOPs, where there is a baseline; squared ReLU against its untied form."""
     times = step_times(comparison)
     times = times[times["relative_time"].notna()].reset_index(drop=True)
     if times["label"].nunique() < 2:
         return []
-    return [_time_table(comparison, times), *_untied_table(comparison, times, similarity)]
+    return [_time_table(comparison, times), *_untied_table(comparison, similarity)]
 
 
 def _time_table(comparison: Comparison, times: pd.DataFrame) -> Table:
@@ -76,21 +92,10 @@ def _time_table(comparison: Comparison, times: pd.DataFrame) -> Table:
     return Table("time_against_flops", "Time against FLOPs", frame, columns, note)
 
 
-def _untied_table(
-    comparison: Comparison, times: pd.DataFrame, similarity: pd.DataFrame
-) -> list[Table]:
-    """Where squared ReLU is the baseline of its untied form."""
-    runs, metric = comparison.runs, comparison.metric
-    untied = runs.loc[runs["ffn.kind"] == "untied_squared_relu", "label"].unique()
-    kinds = runs.loc[runs["label"] == comparison.baseline, "ffn.kind"].unique()
-    if not len(untied) or list(kinds) != ["squared_relu"]:
+def _untied_table(comparison: Comparison, similarity: pd.DataFrame) -> list[Table]:
+    frame, metric = untied_costs(comparison, similarity), comparison.metric
+    if frame.empty:
         return []
-    summary = variant_summary(comparison)[[*GROUP, "hidden", *metric.losses]]
-    frame = times[times["label"].isin([comparison.baseline, *untied])]
-    frame = frame.merge(summary, on=GROUP)
-    frame = frame.merge(similarity, how="left", on=GROUP)
-    # Of these layers every parameter belongs to a projection, and counts 2.
-    frame["layer_params"] = frame["ffn_flops_per_token"] / 2
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
