@@ -38,7 +38,7 @@ def test_answers_count_if_they_are_right_to_their_end(
     corpus = arithmetic()
     items = arithmetic_prompts()
 
-    def answer(model: Any, prompts: Any, num_tokens: int, batch_size: int) -> Any:
+    def answer(_model: Any, prompts: Any, num_tokens: int, _batch_size: int) -> Any:
         """Member 0 knows everything, member 1 adds, but never ends a product's line."""
         given = np.zeros((2, len(items), num_tokens), np.int64)
         for index, item in enumerate(items):
@@ -70,7 +70,7 @@ def test_minimal_pairs_by_category(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     category = pairs[0].category
     good = {corpus.encode("\n" + pair.good).tobytes(): pair for pair in pairs}
 
-    def losses(model: Any, sequences: Any, batch_size: int) -> Any:
+    def losses(_model: Any, sequences: Any, _batch_size: int) -> Any:
         """Member 0 likes what is right, member 1 only in one category, and the rest as little."""
         liked = [good.get(sequence.tobytes()) for sequence in sequences]
         assert len(sequences) == 2 * len(pairs)

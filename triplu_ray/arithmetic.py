@@ -1,4 +1,4 @@
-r"""arithmetic_lite: lines such as `23 + 58 = 81` and `7 * 8 = 56` (TriPLU sections 4, 5.9, table 12).
+r"""arithmetic_lite: lines such as `23 + 58 = 81` and `7 * 8 = 56` (TriPLU table 12).
 
 The paper leaves the ranges open. Here both operands of both operations are drawn evenly from 0 to
 99, which is the plainest choice and agrees with table 12 (best losses 0.85 to 0.89 nats a

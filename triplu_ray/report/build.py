@@ -169,7 +169,7 @@ def _selection(selected: Selected) -> Section:
     figure = Figure(
         f"selection_by_{key}",
         f"Best validation loss by {axis_words(key)} on the selection seeds: lines are means, dots "
-        "are seeds." + _left_out(candidates, candidates.context[:-1], figures.MAX_SETTINGS),
+        "are seeds." + figures.left_out(candidates, candidates.context[:-1], figures.MAX_SETTINGS),
         lambda: figures.loss_against_axis(candidates, key),
     )
     drawn = [figure] if (candidates.runs["status"] == "finished").any() else []

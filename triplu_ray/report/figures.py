@@ -153,7 +153,7 @@ def gap_ranking(comparison: Comparison) -> Figure:
         ax.set_yticks(here.index, here["label"])
         ax.set_ylim(len(here) - 0.4, -0.6)
         ax.grid(visible=False, axis="y")
-        ax.set_title(_short(setting))
+        ax.set_title(short_setting(setting))
         ax.set_xlabel(f"gap to {comparison.baseline}")
     return figure
 
