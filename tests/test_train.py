@@ -203,7 +203,7 @@ def test_pairs_are_followed_along_training(tmp_path: Path) -> None:
         assert [(row.group, row.step) for row in rows] == [
             ("layer 0", step) for step in (0, 5, 10, 15, 20)
         ]
-        assert rows[0].value == pytest.approx(0.999, abs=2e-4)
+        assert rows[0].value == pytest.approx(0.999, abs=2e-3)
         assert rows[-1].value < rows[0].value
 
 
