@@ -169,7 +169,7 @@ def write_space(
     A run of an infinite loss has diverged. Further keys change every row, `columns` those of a run;
     `probes` are its rows of that table.
     """
-    record = {
+    record: dict[str, Any] = {
         "space": space,
         "description": f"What {space} answers.",
         "baseline": baseline,
