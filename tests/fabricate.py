@@ -139,7 +139,7 @@ def write_space(
 
     A run of an infinite loss has diverged.
     """
-    record = {
+    record: dict[str, Any] = {
         "space": space,
         "description": f"What {space} answers.",
         "baseline": baseline,
