@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-# Its /tmp is its own; what lay in it before is still found there, save what Ray left.
+# Its /tmp is its own; what lay in it before is still found there, save what Ray left. The shell
+# stays, because a machine's first process buries the orphans.
 _FIRST_PROCESS = """
 set -e
 ip link set lo up
@@ -27,7 +28,8 @@ mount -t tmpfs tmpfs /tmp
 ln -s /mnt/* /tmp
 rm -f /tmp/ray* /tmp/triplu-ray*
 echo up
-exec sleep infinity
+sleep infinity &
+wait
 """
 
 

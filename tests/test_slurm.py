@@ -78,8 +78,7 @@ def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_script_is_clean() -> None:
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
     if shutil.which("shellcheck"):
-        scripts = [SCRIPT, *ROOT.glob("clusters/*/*.sh")]
-        subprocess.run(["shellcheck", *map(str, scripts)], check=True)
+        subprocess.run(["shellcheck", str(SCRIPT)], check=True)
 
 
 def test_asks_for_whole_nodes_with_gpus_and_one_task_on_each() -> None:
