@@ -61,7 +61,7 @@ def workers(cluster: dict[str, Any]) -> list[dict[str, Any]]:
 
 def is_spot(node: dict[str, Any]) -> bool:
     config = node["node_config"]
-    return (
+    return bool(
         config.get("InstanceMarketOptions") == {"MarketType": "spot"}
         or config.get("scheduling", {}).get("provisioningModel") == "SPOT"
     )

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """`ray up` of the AWS file, for real against a stand-in for AWS on this machine: moto.
 
 It goes as far as the launched head, whose SSH never answers. The stand-in heeds the actions of the

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """What `ray up` of the Google Cloud file asks for, told by Ray's own provider to a recorded Google.
 
 Nothing leaves this machine: the requests are answered here, and the machines they describe are held
@@ -94,7 +95,12 @@ def breaches(value: Any, kind: dict[str, Any], schemas: dict[str, Any], at: str 
         return [b for one in value for b in breaches(one, kind["items"], schemas, f"{at}[]")]
     if value not in kind.get("enum", [value]):
         return [f"{at} is {value}"]
-    types = {"string": (str, int), "boolean": bool, "integer": int, "number": (int, float)}
+    types: dict[str, Any] = {
+        "string": (str, int),
+        "boolean": bool,
+        "integer": int,
+        "number": (int, float),
+    }
     return [] if isinstance(value, types[kind["type"]]) else [f"{at} is no {kind['type']}"]
 
 
