@@ -1,5 +1,6 @@
 """Where a result comes from: code, libraries, machine, memory, start-up."""
 
+import hashlib
 import importlib.metadata
 import platform
 import resource
@@ -40,6 +41,21 @@ def versions() -> dict[str, str]:
     """Of the project, Python and the libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     return {"triplu_ray": __version__, "python": platform.python_version(), **libraries}
+
+
+def code() -> dict[str, str]:
+    """What must be the same on all machines of a sweep, or their results do not compare.
+
+    The builds of torch may differ, for CPU and for GPU.
+    """
+    sources = hashlib.sha256()
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        sources.update(f"{path.relative_to(package)}".encode() + b"\0" + path.read_bytes())
+    return {
+        **{name: version.partition("+")[0] for name, version in versions().items()},
+        "triplu_ray sources": sources.hexdigest()[:12],
+    }
 
 
 def hardware(device: str, num_threads: int, members: int, *, compiled: bool) -> str:

@@ -56,6 +56,15 @@ def merge(store: Store) -> int:
     return len(run_ids)
 
 
+def merge_many(store: Store) -> int:
+    """`merge` where it pays; returns how many runs were merged."""
+    try:
+        singles = (f for f in store.table_files("runs", None) if not is_merged(f.path))
+        return merge(store) if sum(1 for _ in singles) >= MERGE_FROM else 0
+    except FileNotFoundError:  # another sweep is merging the same files
+        return 0
+
+
 def _siblings(paths: Iterable[str]) -> set[str]:
     """The files of all tables that hold the same runs as some."""
     pairs = [(path.partition("/")[0].removesuffix(".parquet"), path) for path in paths]
