@@ -4,12 +4,14 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 
 from triplu_ray import __version__
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
@@ -20,6 +22,7 @@ from triplu_ray.progress import duration
 from triplu_ray.selection import chosen_lines
 from triplu_ray.sizing import machine_here
 from triplu_ray.space import Header, Space, load_space
+from triplu_ray.status import read_status, status_view
 from triplu_ray.store import Store
 from triplu_ray.upkeep import merge_many, set_aside_damaged
 
@@ -70,6 +73,17 @@ def _parser() -> argparse.ArgumentParser:
         added = command(name, text, run)
         added.add_argument("space", help="a space file, such as search_spaces/quickstart.yaml")
         added.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+
+    status = command("status", "done, running, failed and missing runs, time left", _status)
+    status.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
+    status.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=5.0,
+        metavar="SECONDS",
+        help="again every so often (default: 5), until all is done",
+    )
 
     report = command("report", "tables and figures from the store", _report)
     report.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
@@ -261,6 +275,26 @@ def _measured_rates(store: Store) -> dict[str, float]:
     precision = runs["config"].map(lambda config: json.loads(config)["precision"])
     measured = rates[rates > 0].groupby(precision).median()
     return {str(key): float(rate) for key, rate in measured.items()}
+
+
+def _status(options: argparse.Namespace, stderr: Console) -> int:
+    if options.watch is not None and (options.json or options.watch <= 0):
+        raise UserError(
+            f"--watch: expected more than 0 s, and no --json beside it, got {options.watch:g}"
+        )
+    store = Store(options.store, stderr.print)
+    found = read_status(store, options.spaces)
+    if options.json:
+        _print_json({"spaces": [status.json() for status in found]})
+    elif options.watch is None:
+        _stdout().print(status_view(found))
+    else:
+        with Live(status_view(found), console=_stdout(), auto_refresh=False) as live:
+            while any(status.done < status.planned for status in found):
+                time.sleep(options.watch)
+                found = read_status(store, options.spaces)
+                live.update(status_view(found), refresh=True)
+    return EXIT_DONE
 
 
 def _report(options: argparse.Namespace, stderr: Console) -> int:

@@ -72,7 +72,8 @@ def claims(store: Store, without: str | None = None) -> list[Claim]:
         try:
             record = json.loads(store.files.read(file.path))
             age = max(0.0, now - file.modified)
-            is_live = age <= LAPSE_SECONDS and not _is_gone(record.pop("process"))
+            is_gone = _is_gone(record.pop("process"))
+            is_live = age <= LAPSE_SECONDS and not is_gone
             record["run_ids"] = frozenset(record["run_ids"])
             found.append(Claim(path=file.path, age_seconds=age, is_live=is_live, **record))
         except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,9 @@ import psutil
 from triplu_ray import __version__
 
 _LIBRARIES = ("numpy", "pyarrow", "ray", "torch")
+
+_READERS = {"bench", "cli.py", "compare.py", "gpu_check", "listings.py", "report", "status.py"}
+"""What only reads results, or only runs elsewhere."""
 
 
 def git_sha() -> str | None:
@@ -43,18 +47,21 @@ def versions() -> dict[str, str]:
     return {"triplu_ray": __version__, "python": platform.python_version(), **libraries}
 
 
+@cache
 def code() -> dict[str, str]:
-    """What must be the same on all machines of a sweep, or their results do not compare.
+    """What must be the same in all processes of a sweep, or their results do not compare.
 
-    The builds of torch may differ, for CPU and for GPU.
+    Of the sources, those that training runs, as they were when first asked for; the builds of torch
+    may differ, for CPU and for GPU.
     """
-    sources = hashlib.sha256()
-    package = Path(__file__).parent
+    sources, package = hashlib.sha256(), Path(__file__).parent
     for path in sorted(package.rglob("*.py")):
-        sources.update(f"{path.relative_to(package)}".encode() + b"\0" + path.read_bytes())
+        name = path.relative_to(package)
+        if name.parts[0] not in _READERS:
+            sources.update(f"{name}".encode() + path.read_bytes())
     return {
         **{name: version.partition("+")[0] for name, version in versions().items()},
-        "triplu_ray sources": sources.hexdigest()[:12],
+        "sources of triplu_ray": sources.hexdigest()[:12],
     }
 
 
