@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from triplu_ray import files as files_module
 from triplu_ray.errors import UserError
 from triplu_ray.files import PAUSES, Files, may_pass, write_atomically
 
@@ -85,7 +84,7 @@ def test_what_passes_is_tried_again_after_growing_pauses(
     assert attempt.attempts == len(PAUSES) + 1
     for pause, planned in zip(pauses, PAUSES, strict=True):
         assert 0.5 * planned <= pause <= 1.5 * planned
-    assert told == [f"store {files.location}: No space left on device; again in {pause:g} s"
+    assert told == [f"store {files.root}: No space left on device; again in {pause:g} s"
                     for pause in PAUSES]  # fmt: skip
 
 
@@ -183,7 +182,7 @@ def test_what_is_absent_is_told_from_what_fails(files: Files) -> None:
 def test_now_is_what_the_files_are_stamped_with(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module.time, "time", lambda: 0.0)  # a clock that is wrong
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is wrong
     files.write("running/a", b"")
     (file,) = files.find("running/a")
     assert file is not None

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from cohorts import plan
 
-from triplu_ray import files as files_module
 from triplu_ray import leases as leases_module
 from triplu_ray.leases import (
     LAPSE_SECONDS,
@@ -122,7 +121,7 @@ def test_a_claim_that_is_not_renewed_lapses_by_the_clock_of_the_store(
     held.acquire()
     (path,) = Path(store.location, "running").iterdir()
     # A node whose clock is a day ahead sees the same ages.
-    monkeypatch.setattr(files_module.time, "time", lambda: time.monotonic() + 86_400)
+    monkeypatch.setattr(time, "time", lambda: time.monotonic() + 86_400)
     for age, is_live in ((LAPSE_SECONDS - 10, True), (LAPSE_SECONDS + 10, False)):
         now = store.files.now()
         os.utime(path, (now - age, now - age))

@@ -13,10 +13,11 @@ import torch
 from cohorts import cohort, corpus
 
 from triplu_ray import provenance
-from triplu_ray.files import PAUSES, Files
+from triplu_ray.files import PAUSES, Files, write_atomically
 from triplu_ray.leases import Lease, claims
 from triplu_ray.plan import Cohort
 from triplu_ray.raytune.trainable import CohortTrainable, SweepJob
+from triplu_ray.selected import examine_selected
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer
 
@@ -79,7 +80,8 @@ def finish(trainable: CohortTrainable) -> tuple[Result, list[str]]:
 
 
 def curves(store: Store) -> pd.DataFrame:
-    return store.read_evals().to_pandas().drop(columns="seconds")
+    evals: pd.DataFrame = store.read_evals().to_pandas()
+    return evals.drop(columns="seconds")
 
 
 @pytest.fixture
@@ -168,21 +170,19 @@ def test_memory_that_is_full_at_the_very_end_costs_no_training(
     store: Store, four: Cohort, expected: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heldout text or a probe, not a step, is what does not fit."""
-    from triplu_ray.raytune import trainable as module
-
-    original, steps = module.examine_selected, 0
+    steps = 0
 
     def examine(trainer: CohortTrainer, *rest: Any) -> None:
         if len(trainer.members) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        original(trainer, *rest)
+        examine_selected(trainer, *rest)
 
     def count(trainer: CohortTrainer) -> bool:
         nonlocal steps
         steps += len(trainer.members)
         return False
 
-    monkeypatch.setattr(module, "examine_selected", examine)
+    monkeypatch.setattr("triplu_ray.raytune.trainable.examine_selected", examine)
     out_of_memory(monkeypatch, count)
     result, _ = finish(worker(store, four))
     assert result["failed"] == []
@@ -198,18 +198,16 @@ def failing_writes(
     monkeypatch: pytest.MonkeyPatch, folder: str, number: int, times: int
 ) -> list[str]:
     """The first attempts to write below a folder fail; the paths that were tried."""
-    from triplu_ray import files as module
-
-    original, tried = module.write_atomically, []
+    tried = []
 
     def write(path: Path, content: bytes, **rest: Any) -> None:
         if path.parent.name == folder:
             tried.append(path.name)
             if len(tried) <= times:
                 raise OSError(number, os.strerror(number))
-        original(path, content, **rest)
+        write_atomically(path, content, **rest)
 
-    monkeypatch.setattr(module, "write_atomically", write)
+    monkeypatch.setattr("triplu_ray.files.write_atomically", write)
     return tried
 
 

@@ -106,7 +106,7 @@ class Files:
             except OSError as error:
                 if not may_pass(error):
                     raise
-                self._tell(f"store {self.location}: {reason(error)}; again in {pause:g} s")
+                self._tell(f"store {self.root}: {reason(error)}; again in {pause:g} s")
             # Workers that were turned away together should not come back together.
             time.sleep(pause * random.uniform(0.5, 1.5))
         return attempt()
