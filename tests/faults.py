@@ -89,16 +89,10 @@ class Bucket:
 def serve_bucket(monkeypatch: pytest.MonkeyPatch) -> tuple[Bucket, Any]:
     """An empty bucket of moto's, and the server to shut down; skips without moto."""
     pytest.importorskip("moto", reason="needs moto: pip install 'moto[server]'")
-    from moto.moto_server.werkzeug_app import (  # type: ignore[import-not-found, unused-ignore]
-        DomainDispatcherApplication,
-        create_backend_app,
-    )
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    class Quiet(WSGIRequestHandler):
-        def log(self, *_: Any, **__: Any) -> None:
-            pass
-
+    quiet = type("Quiet", (WSGIRequestHandler,), {"log": lambda *_, **__: None})
     for name, value in (
         ("ACCESS_KEY_ID", "x"),
         ("SECRET_ACCESS_KEY", "x"),
@@ -112,7 +106,7 @@ def serve_bucket(monkeypatch: pytest.MonkeyPatch) -> tuple[Bucket, Any]:
         0,
         lambda environment, start: made[0].serve(application, environment, start),
         threaded=True,
-        request_handler=Quiet,
+        request_handler=quiet,
     )
     options = f"scheme=http&endpoint_override=127.0.0.1:{server.port}&region=us-east-1"
     name = f"results-{uuid.uuid4().hex}"  # moto's buckets outlive its server
