@@ -16,7 +16,7 @@ from triplu_ray.store import Store
 
 # A few seconds a run on one core: time enough to be killed in.
 LONG: dict[str, Any] = {"num_steps": 1000, "eval_interval": 200, "checkpoint_seconds": 0.3}
-TIMEOUT = 300
+TIMEOUT = 240
 
 
 def start(

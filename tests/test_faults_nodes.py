@@ -1,5 +1,4 @@
-"""Real sweeps on clusters of several raylets: nodes that die, are drained, or are not what is
-expected."""
+"""Real sweeps on clusters of several raylets: nodes that die, are drained, or are others."""
 
 import subprocess
 import sys
@@ -27,8 +26,6 @@ from triplu_ray.store import Store
 
 pytestmark = pytest.mark.slow
 
-LOOPBACK = {"node_ip_address": "127.0.0.1"}
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -42,15 +39,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A head on loopback that trains nothing."""
-    head = {"num_cpus": 0, "include_dashboard": False, **LOOPBACK}
+    """A head that trains nothing."""
+    head = {"num_cpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def add_node(cluster: Cluster, **environment: str) -> Any:
-    return cluster.add_node(num_cpus=1, env_vars=environment, **LOOPBACK)  # type: ignore[no-untyped-call]
+    return cluster.add_node(num_cpus=1, env_vars=environment)
 
 
 def kill(cluster: Cluster, node: Any) -> None:
