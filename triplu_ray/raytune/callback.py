@@ -1,5 +1,6 @@
 """What the driver hears of its trials."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ class SweepCallback(tune.Callback):
         """Cohorts that are finished or given up."""
         self.elsewhere: set[str] = set()
         """Cohorts that another sweep is at."""
+        self.unfit: str | None = None
+        """Why a node that joined later must not train."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its callbacks for a restore, which is never asked of it
@@ -57,7 +60,12 @@ class SweepCallback(tune.Callback):
         cohort_id = trial.config["cohort_id"]
         self._record.busy_seconds += self._running.pop(cohort_id, 0.0)
         result = self._results.pop(cohort_id)
-        if result["elsewhere"]:
+        if result["unfit"]:
+            # It would fail one cohort after the other in no time: Tune is told to come to an end.
+            if not self.unfit:
+                signal.raise_signal(signal.SIGINT)
+            self.unfit = result["unfit"]
+        elif result["elsewhere"]:
             self.elsewhere.add(cohort_id)
             self._progress.elsewhere(cohort_id, result["elsewhere"])
         elif result["failed"]:

@@ -22,7 +22,7 @@ def check_nodes(store: Store, marker: str, code: Mapping[str, str], resources: R
     Each is asked by a task of its own. Nodes that join later are asked by their workers.
     """
     ask = ray.remote(_complaint_at)
-    asked: dict[str, Any] = {}
+    asked: list[tuple[str, Any]] = []
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         there = node["Resources"]
         if (
@@ -33,8 +33,8 @@ def check_nodes(store: Store, marker: str, code: Mapping[str, str], resources: R
             on_it = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ask.options(num_cpus=0, scheduling_strategy=on_it)
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            asked[name] = task.remote(store.location, marker, code)
-    for name, answer in asked.items():
+            asked.append((name, task.remote(store.location, marker, code)))
+    for name, answer in asked:
         try:
             why = ray.get(answer, timeout=ANSWER_SECONDS)
         except GetTimeoutError:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
+from triplu_ray.errors import UserError
 from triplu_ray.execution import Abilities
 from triplu_ray.leases import Claim, claims, claims_on, delete_claims, delete_claims_of
 from triplu_ray.plan import Cohort, Plan
@@ -96,6 +97,8 @@ def sweep(
             delete_claims_of(store, record.sweep_id)
     trained = store.finished_among([run.run_id for run in plan.missing]) - rounds.of_others
     record.end(len(trained), interrupted)
+    if callback.unfit:
+        raise UserError(f"{callback.unfit}; what was running is kept in checkpoints")
     return SweepOutcome(len(trained), tuple(record.failed), interrupted)
 
 

@@ -79,6 +79,7 @@ class CohortTrainable(tune.Trainable):
         self._lease: Lease | None = None
         self._failed: list[dict[str, Any]] = []
         self._elsewhere: Claim | None = None
+        self._unfit: str | None = None
         self._compiled = cohort_id in self._job.compiled
         self._events = self._trial(self._job.cohorts[cohort_id])
 
@@ -98,8 +99,9 @@ class CohortTrainable(tune.Trainable):
         """What Tune hears of a cohort."""
         try:
             if why := complaint(self._store, self._job.marker, self._job.code):
-                raise UserError(f"node {socket.gethostname()}: {why}")
-            yield from self._train_leased(cohort)
+                self._unfit = f"node {socket.gethostname()}: {why}"
+            else:
+                yield from self._train_leased(cohort)
         except UserError as error:
             self._give_up(cohort, str(error))
         yield self._result(done=True)
@@ -213,6 +215,7 @@ class CohortTrainable(tune.Trainable):
             "notes": notes,
             "failed": self._failed,
             "elsewhere": str(self._elsewhere) if self._elsewhere else None,
+            "unfit": self._unfit,
             "done": done,
         }
 
