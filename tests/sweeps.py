@@ -16,7 +16,8 @@ from triplu_ray.store import Store
 
 # A few seconds a run on one core: time enough to be killed in.
 LONG: dict[str, Any] = {"num_steps": 1000, "eval_interval": 200, "checkpoint_seconds": 0.3}
-TIMEOUT = 240
+TIMEOUT = 900
+"""Seconds that nothing exceeds, not even on a machine that is busy otherwise."""
 
 
 def start(
@@ -37,7 +38,11 @@ def start(
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
     """A sweep's exit code, its JSON and its stderr, once it has ended."""
-    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    try:
+        stdout, stderr = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return process.returncode, json.loads(stdout or "{}"), stderr
 
 
