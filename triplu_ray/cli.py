@@ -270,7 +270,8 @@ def _check_vocab_size(space: Space, found: int, origin: str) -> None:
 
 def _measured_rates(store: Store) -> dict[str, float]:
     """Median training FLOPs a second of the runs in the store, by precision."""
-    runs = store.read_runs().to_pandas()
+    columns = ["flops_per_token", "tokens_per_second", "config"]
+    runs = store.read_runs(columns=columns).to_pandas()
     rates = 3 * runs["flops_per_token"] * runs["tokens_per_second"]
     precision = runs["config"].map(lambda config: json.loads(config)["precision"])
     measured = rates[rates > 0].groupby(precision).median()

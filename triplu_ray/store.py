@@ -290,20 +290,22 @@ class Store:
 
     def damaged(self, paths: Iterable[str]) -> dict[str, str]:
         """What cannot be read, and why."""
+        return {p: why for p, why in self.load(paths).items() if isinstance(why, str)}
+
+    def load(self, paths: Iterable[str]) -> dict[str, pa.Table | str]:
+        """Each file's rows, or why it cannot be read."""
         paths = list(paths)
         with ThreadPoolExecutor(THREADS) as pool:
-            reasons = zip(paths, pool.map(self._damage, paths), strict=True)
-            return {path: why for path, why in reasons if why}
+            return dict(zip(paths, pool.map(self._load, paths), strict=True))
 
-    def _damage(self, path: str) -> str | None:
+    def _load(self, path: str) -> pa.Table | str:
         try:
             content = pa.BufferReader(self.files.read(path))
-            pq.read_table(content, page_checksum_verification=True)
+            return pq.ParquetFile(content, page_checksum_verification=True).read()
         except FileNotFoundError:
-            return None  # merged into another one since the listing
+            return pa.table({})  # merged into another one since the listing
         except (OSError, pa.ArrowException) as error:
             return reason(error)
-        return None
 
     def set_aside(self, path: str, why: str) -> None:
         """Rename a file; a table's ending goes, so that no reader of the folder meets it."""
