@@ -84,6 +84,8 @@ def stored_run(
         "best_val_loss": best_val_loss,
         "best_step": planned["config"]["num_steps"],
         "final_val_loss": best_val_loss + 0.003 if final_val_loss is None else final_val_loss,
+        **dict.fromkeys(["best_bits_per_byte", "final_bits_per_byte", "heldout_loss"]),
+        "heldout_bits_per_byte": None,
         "perplexity": float(np.exp(best_val_loss)),
         "seconds": 512.0,
         "tokens_per_second": planned["tokens"] / 512.0,
@@ -92,6 +94,7 @@ def stored_run(
         "resumes": 0,
         "status": "finished",
         "diverged_step": None,
+        "stopped_step": None,
         "config": json.dumps(planned["config"]),
         "corpus_sha256": "5eed" * 16,
         "git_sha": "abc1234",
@@ -169,14 +172,14 @@ def write_space(
     A run of an infinite loss has diverged. Further keys change every row, `columns` those of a run;
     `probes` are its rows of that table.
     """
-    record = {
+    record: dict[str, Any] = {
         "space": space,
         "description": f"What {space} answers.",
         "baseline": baseline,
         "targets": list(targets),
         "runs": planned,
     }
-    record |= {"select": select} if select else {}
+    record |= {"select": dict(select)} if select else {}
     store.write_record(f"spaces/{space}/plan", record)
     for run in planned:
         value = loss(run)

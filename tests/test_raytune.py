@@ -47,7 +47,8 @@ def test_a_sweep_stores_every_run_with_every_column(undisturbed: tuple[Path, Pat
         ("triplu", 2),
     ]
     nullable = {"gain", "degree", "diverged_step", "stopped_step", "git_sha"}
-    nullable |= {"heldout_loss", *(name for name in RUN_COLUMNS if name.endswith("bits_per_byte"))}
+    # Characters have no known bytes, and the generated stories no held-out text.
+    nullable |= {column for column in RUN_COLUMNS if "bits_per_byte" in column} | {"heldout_loss"}
     for column in set(RUN_COLUMNS) - nullable:
         assert runs[column].notna().all(), column
     assert (runs["tokens"] == 1000 * 64).all()
@@ -132,12 +133,12 @@ def test_a_failed_cohort_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_each_variant_is_evaluated_at_the_rate_it_chose(tmp_path: Path) -> None:
-    select = {"key": "learning_rate", "values": [1e-4, 1e-2], "seeds": [101, 102]}
+    select = {"key": "learning_rate", "values": [1e-4, 1e-2], "seeds": [101]}
     space, store = write_space(tmp_path, select=select, num_steps=100), tmp_path / "store"
     code, summary, stderr = run(space, store)
     assert code == 0, stderr
     assert {key: summary[key] for key in ("runs", "pending", "trained")} == {
-        "runs": 12, "pending": 0, "trained": 12,
+        "runs": 8, "pending": 0, "trained": 8,
     }  # fmt: skip
     runs = runs_and_curves(store)[0]
     is_candidate = runs["seed"].isin(select["seeds"])
