@@ -1,4 +1,4 @@
-"""Real sweeps: the command line in a process of its own, a real Ray, real signals."""
+"""Real sweeps, undisturbed, killed and interrupted."""
 
 import json
 import os
@@ -7,64 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import psutil
 import pytest
 from cohorts import needs_bf16, needs_compiler, write_space
+from sweeps import (
+    LONG,
+    TIMEOUT,
+    assert_complete_and_equal,
+    checkpoints,
+    ended,
+    finished_files,
+    run,
+    runs_and_curves,
+    start,
+    wait_until,
+)
 
 from triplu_ray.store import RUN_COLUMNS, Store
-
-# A few seconds a run on one core: time enough to be killed in.
-LONG: dict[str, Any] = {"num_steps": 1000, "eval_interval": 200, "checkpoint_seconds": 0.3}
-TIMEOUT = 180
-
-
-def start(space: Path, store: Path, *overrides: str, **variables: str) -> subprocess.Popen[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    environment |= variables
-    command = [sys.executable, "-m", "triplu_ray.cli", "sweep", str(space), *overrides]
-    return subprocess.Popen(
-        [*command, "--store", str(store), "--json"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(
-    space: Path, store: Path, *overrides: str, **variables: str
-) -> tuple[int, dict[str, Any], str]:
-    process = start(space, store, *overrides, **variables)
-    stdout, stderr = process.communicate(timeout=TIMEOUT)
-    return process.returncode, json.loads(stdout or "{}"), stderr
-
-
-def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        if process.poll() is not None:
-            pytest.fail(f"the sweep ended too early: {process.communicate()}")
-        time.sleep(0.05)
-
-
-def finished_files(store: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in store.glob("*/*.parquet")}
-
-
-def checkpoints(store: Path) -> list[Path]:
-    return list(store.glob("checkpoints/*.safetensors"))
-
-
-def runs_and_curves(store: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The runs, and the evaluations without the one column that clocks decide."""
-    reader = Store(str(store))
-    return reader.read_runs().to_pandas(), reader.read_evals().to_pandas().drop(columns="seconds")
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +36,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     code, _, stderr = run(space, store)
     assert code == 0, stderr
     return space, store
-
-
-def assert_complete_and_equal(store: Path, undisturbed: Path) -> pd.DataFrame:
-    """Every run once, every curve as if nothing had happened, nothing left over."""
-    runs, curves = runs_and_curves(store)
-    expected_runs, expected_curves = runs_and_curves(undisturbed)
-    assert list(runs["run_id"]) == list(expected_runs["run_id"])
-    pd.testing.assert_frame_equal(curves, expected_curves)
-    assert checkpoints(store) == []
-    assert not list(store.glob("*/.*"))
-    return runs
 
 
 def test_a_sweep_stores_every_run_with_every_column(undisturbed: tuple[Path, Path]) -> None:
@@ -254,6 +204,33 @@ def test_ctrl_c_keeps_what_was_reached(undisturbed: tuple[Path, Path], tmp_path:
     code, _, stderr = run(space, store)
     assert code == 0, stderr
     assert assert_complete_and_equal(store, reference)["resumes"].max() == 1
+
+
+def test_a_second_ctrl_c_ends_it_at_once(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    process = start(space, store, "num_steps=100000", "checkpoint_seconds=1000")
+    wait_until(lambda: len(list(store.glob("running/*.json"))) > 0, process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    # A worker that does not answer: a graceful end would wait for it.
+    stuck = [child for child in workers if "Trainable" in " ".join(child.cmdline()[:1])]
+    for worker in stuck:
+        worker.suspend()
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, _, stderr = ended(process)
+    assert time.monotonic() - began < 20
+    assert code == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    psutil.wait_procs(workers, timeout=60)
+    assert not any(worker.is_running() for worker in stuck)
+    code, _, stderr = run(space, store)
+    assert code == 0, stderr
+    assert_complete_and_equal(store, reference)
 
 
 def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:

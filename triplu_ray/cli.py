@@ -4,24 +4,27 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.live import Live
 
 from triplu_ray import __version__
-from triplu_ray.config import FFN_KEYS, VARIANTS, is_complete, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
-from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
+from triplu_ray.listings import plan_table, variant_rows, variant_table
+from triplu_ray.plan import CorpusFacts, Plan, make_plan
 from triplu_ray.progress import duration
 from triplu_ray.selection import chosen_lines
 from triplu_ray.sizing import machine_here
 from triplu_ray.space import Header, Space, load_space
+from triplu_ray.status import read_status, status_view
 from triplu_ray.store import Store
+from triplu_ray.upkeep import merge_many, set_aside_damaged
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -70,6 +73,17 @@ def _parser() -> argparse.ArgumentParser:
         added = command(name, text, run)
         added.add_argument("space", help="a space file, such as search_spaces/quickstart.yaml")
         added.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+
+    status = command("status", "done, running, failed and missing runs, time left", _status)
+    status.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
+    status.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=5.0,
+        metavar="SECONDS",
+        help="again every so often (default: 5), until all is done",
+    )
 
     report = command("report", "tables and figures from the store", _report)
     report.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
@@ -125,7 +139,7 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
         )
         return EXIT_DONE
     console = _stdout()
-    console.print(_plan_table(plan))
+    console.print(plan_table(plan))
     console.print(
         f"{len(plan.runs)} runs, {len(plan.done)} done, {len(plan.missing)} missing in "
         f"{len(plan.cohorts)} cohorts; {sum(run.tokens for run in plan.missing):,} token positions "
@@ -137,43 +151,13 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
     return EXIT_DONE
 
 
-def _plan_table(plan: Plan) -> Table:
-    """One row for runs that differ in nothing but the seed."""
-    axes = [axis for axis in plan.axes() if axis not in ("seed", "variant", "hidden")]
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in plan.rows():
-        key = (row["variant"], row["hidden"], *(row[axis] for axis in axes))
-        groups.setdefault(key, []).append(row)
-    shared = [axis for axis in axes if axis not in FFN_KEYS]
-    baselines = {
-        tuple(row[axis] for axis in shared): row["params"]
-        for row in plan.rows()
-        if row["variant"] == plan.baseline
-    }
-    table = Table(*("variant", "hidden", *axes), title=plan.space.header.name, title_justify="left")
-    for heading in ("seeds", "done", "params", "vs baseline", "FFN FLOPs/token", "tokens/run"):
-        table.add_column(heading, justify="right")
-    for key, rows in groups.items():
-        first = rows[0]
-        baseline = baselines.get(tuple(first[axis] for axis in shared))
-        mismatch = f"{first['params'] / baseline - 1:+.2%}" if baseline else "-"
-        table.add_row(
-            *(str(value) if value is not None else "-" for value in key),
-            str(len(rows)),
-            str(sum(row["done"] for row in rows)),
-            f"{first['params']:,}",
-            mismatch,
-            f"{first['ffn_flops_per_token']:,}",
-            f"{first['tokens']:,}",
-        )
-    return table
-
-
 def _sweep(options: argparse.Namespace, stderr: Console) -> int:
-    store = Store(options.store)
+    store = Store(options.store, stderr.print)
     space = load_space(options.space, options.overrides)
     plan, corpora = _make_plan(space, store, stderr, draft=False)
     facts = {run.config.corpus_source: run.corpus for run in plan.runs}
+    if set_aside_damaged(store, [run.run_id for run in plan.runs]):
+        plan = make_plan(space, facts.__getitem__, *_known(space, store))
     trained, known = 0, 0
     # A round may choose the runs of the next one, unless what failed is in the way.
     while len(plan.runs) > known:
@@ -181,10 +165,12 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
         store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", plan.record())
         for line in chosen_lines(space.header.select, plan.rows(), plan.axes()):
             stderr.print(f"chosen for {line}")
-        newly_trained, failed, interrupted = _train_missing(options, plan, corpora, stderr)
+        newly_trained, failed, interrupted = _train_missing(options, plan, corpora, store, stderr)
         trained += newly_trained
         if plan.pending and not interrupted:
             plan = make_plan(space, facts.__getitem__, *_known(space, store))
+    if merged := merge_many(store):
+        stderr.print(f"note: merged the files of {merged:,} runs in the store")
     if options.json:
         _print_json(
             {
@@ -203,7 +189,11 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
 
 
 def _train_missing(
-    options: argparse.Namespace, plan: Plan, corpora: dict[str, Corpus], stderr: Console
+    options: argparse.Namespace,
+    plan: Plan,
+    corpora: dict[str, Corpus],
+    store: Store,
+    stderr: Console,
 ) -> tuple[int, list[dict[str, Any]], bool]:
     """How many runs were trained, which cohorts failed, and whether it was interrupted."""
     name = plan.space.header.name
@@ -217,7 +207,7 @@ def _train_missing(
 
     from triplu_ray.raytune import sweep
 
-    outcome = sweep(plan, corpora, Store(options.store), stderr)
+    outcome = sweep(plan, corpora, store, stderr)
     for failed in outcome.failed:
         stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
     if outcome.interrupted:
@@ -280,11 +270,32 @@ def _check_vocab_size(space: Space, found: int, origin: str) -> None:
 
 def _measured_rates(store: Store) -> dict[str, float]:
     """Median training FLOPs a second of the runs in the store, by precision."""
-    runs = store.read_runs().to_pandas()
+    columns = ["flops_per_token", "tokens_per_second", "config"]
+    runs = store.read_runs(columns=columns).to_pandas()
     rates = 3 * runs["flops_per_token"] * runs["tokens_per_second"]
     precision = runs["config"].map(lambda config: json.loads(config)["precision"])
     measured = rates[rates > 0].groupby(precision).median()
     return {str(key): float(rate) for key, rate in measured.items()}
+
+
+def _status(options: argparse.Namespace, stderr: Console) -> int:
+    if options.watch is not None and (options.json or options.watch <= 0):
+        raise UserError(
+            f"--watch: expected more than 0 s, and no --json beside it, got {options.watch:g}"
+        )
+    store = Store(options.store, stderr.print)
+    found = read_status(store, options.spaces)
+    if options.json:
+        _print_json({"spaces": [status.json() for status in found]})
+    elif options.watch is None:
+        _stdout().print(status_view(found))
+    else:
+        with Live(status_view(found), console=_stdout(), auto_refresh=False) as live:
+            while any(status.done < status.planned for status in found):
+                time.sleep(options.watch)
+                found = read_status(store, options.spaces)
+                live.update(status_view(found), refresh=True)
+    return EXIT_DONE
 
 
 def _report(options: argparse.Namespace, stderr: Console) -> int:
@@ -343,35 +354,14 @@ def _bench(options: argparse.Namespace, stderr: Console) -> int:
 
 def _variants(options: argparse.Namespace, _stderr: Console) -> int:
     """Every variant at the width that matches SwiGLU of the papers' size."""
-    rows = []
     for d_model in options.d_model:
         if d_model < 1:
             raise UserError(f"--d-model: expected a width of at least 1, got {d_model}")
-        baseline = resolve_ffn("swiglu", {}, "")
-        hidden = {96: 322, 256: 768}.get(d_model, round(8 * d_model / 3))
-        for name in filter(is_complete, VARIANTS):
-            ffn = resolve_ffn(name, {}, "")
-            width = matched_width(ffn, baseline, hidden, d_model)
-            rows.append(
-                {
-                    "variant": name,
-                    "label": ffn.label,
-                    "formula": ffn.formula,
-                    "d_model": d_model,
-                    "hidden": width,
-                    "params": ffn.num_params(d_model, width),
-                    "flops": ffn.flops(d_model, width),
-                }
-            )
+    rows = variant_rows(options.d_model)
     if options.json:
         _print_json({"variants": rows})
-        return EXIT_DONE
-    table = Table(title="Feed-forward variants: one layer, FLOPs a token", title_justify="left")
-    for key in rows[0]:
-        table.add_column(key, justify="right" if isinstance(rows[0][key], int) else "left")
-    for row in rows:
-        table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
-    _stdout().print(table)
+    else:
+        _stdout().print(variant_table(rows))
     return EXIT_DONE
 
 

@@ -97,6 +97,13 @@ class Cohort:
         """Depends on its members alone."""
         return short_hash(sorted(run.run_id for run in self.runs))
 
+    @property
+    def description(self) -> str:
+        """What it trains, in a few words."""
+        config = self.runs[0].config
+        seeds = ", ".join(str(run.config.seed) for run in self.runs)
+        return f"{config.ffn.label} L{config.num_layers} lr {config.learning_rate:g} seed {seeds}"
+
     @cached_property
     def code_key(self) -> str:
         """Equal for cohorts that run the same code."""

@@ -53,7 +53,7 @@ class SweepProgress:
         """A worker took the cohort."""
         if self._display is not None and cohort_id not in self._lines:
             self._lines[cohort_id] = self._display.add_task(
-                _describe(self._cohorts[cohort_id]), total=1.0, text="starting"
+                self._cohorts[cohort_id].description, total=1.0, text="starting"
             )
 
     def reached(
@@ -75,26 +75,40 @@ class SweepProgress:
             self._display.update(self._lines[cohort_id], completed=step / num_steps, text=text)
         elif time.monotonic() - self._told >= _PLAIN_LINE_SECONDS:
             self._told = time.monotonic()
-            self._console.print(f"{self._overall_text()}; {_describe(cohort)}: {text}")
+            self._console.print(f"{self._overall_text()}; {cohort.description}: {text}")
         self._refresh()
 
-    def finished(self, cohort_id: str) -> None:
+    def run_ids(self, cohort_id: str) -> list[str]:
+        """Of a cohort that is shown."""
+        return [run.run_id for run in self._cohorts[cohort_id].runs]
+
+    def finished(self, cohort_id: str, where: str = "") -> None:
         """A cohort is stored."""
         self._end(cohort_id)
         self._runs_done += len(self._cohorts[cohort_id].runs)
         self._console.print(
-            f"finished {_describe(self._cohorts[cohort_id])}; {self._overall_text()}"
+            f"finished {self._cohorts[cohort_id].description}{where}; {self._overall_text()}"
         )
         self._refresh()
 
     def failed(self, cohort_id: str, reason: str) -> None:
         """A cohort was given up."""
         self._end(cohort_id)
-        self._console.print(f"failed {_describe(self._cohorts[cohort_id])}: {reason}")
+        self._console.print(f"failed {self._cohorts[cohort_id].description}: {reason}")
 
     def retried(self, cohort_id: str, reason: str) -> None:
         """A cohort failed and is tried again."""
-        self._console.print(f"again {_describe(self._cohorts[cohort_id])}: {reason}")
+        self._console.print(f"again {self._cohorts[cohort_id].description}: {reason}")
+
+    def elsewhere(self, cohort_id: str, by_whom: str) -> None:
+        """A cohort is left to another sweep, for the time being."""
+        if self._display is not None and cohort_id in self._lines:
+            self._display.remove_task(self._lines.pop(cohort_id))
+        self._console.print(f"in another sweep: {by_whom}")
+
+    def told(self, note: str) -> None:
+        """A worker has something to say."""
+        self._console.print(note)
 
     def _end(self, cohort_id: str) -> None:
         self._share_done[cohort_id] = 1.0
@@ -121,12 +135,6 @@ class SweepProgress:
         if gained > 0:
             text += f", about {duration((1 - self._share()) * elapsed / gained)} left"
         return text
-
-
-def _describe(cohort: Cohort) -> str:
-    config = cohort.runs[0].config
-    seeds = ", ".join(str(run.config.seed) for run in cohort.runs)
-    return f"{config.ffn.label} L{config.num_layers} lr {config.learning_rate:g} seed {seeds}"
 
 
 def duration(seconds: float) -> str:

@@ -1,10 +1,12 @@
 """Where a result comes from: code, libraries, machine, memory, start-up."""
 
+import hashlib
 import importlib.metadata
 import platform
 import resource
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,9 @@ import psutil
 from triplu_ray import __version__
 
 _LIBRARIES = ("numpy", "pyarrow", "ray", "torch")
+
+_READERS = {"bench", "cli.py", "compare.py", "gpu_check", "listings.py", "report", "status.py"}
+"""What only reads results, or only runs elsewhere."""
 
 
 def git_sha() -> str | None:
@@ -40,6 +45,24 @@ def versions() -> dict[str, str]:
     """Of the project, Python and the libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     return {"triplu_ray": __version__, "python": platform.python_version(), **libraries}
+
+
+@cache
+def code() -> dict[str, str]:
+    """What must be the same in all processes of a sweep, or their results do not compare.
+
+    Of the sources, those that training runs, as they were when first asked for; the builds of torch
+    may differ, for CPU and for GPU.
+    """
+    sources, package = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package)
+        if name.parts[0] not in _READERS:
+            sources.update(f"{name}".encode() + path.read_bytes())
+    return {
+        **{name: version.partition("+")[0] for name, version in versions().items()},
+        "sources of triplu_ray": sources.hexdigest()[:12],
+    }
 
 
 def hardware(device: str, num_threads: int, members: int, *, compiled: bool) -> str:

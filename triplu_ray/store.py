@@ -5,30 +5,35 @@
     <store>/probes/<run_id>.parquet      one row a probe and group; no file where there is none
     <store>/models/<run_id>.safetensors  the best checkpoint, where the space keeps models
     <store>/spaces/<space>/<id>.json     what was planned under a space's name: run ids and labels
-    <store>/sweeps/<id>.json             wall time and workers of each `sweep` command
+    <store>/sweeps/<id>.json             wall time, workers and failures of each `sweep` command
+    <store>/running/<id>.json            who trains what at the moment: see leases
     <store>/checkpoints/<cohort_id>.safetensors   where an unfinished cohort goes on
 
 A file is immutable, named after its run and appears whole: it is written under a hidden name and
 renamed (objects of a bucket appear whole by themselves). So no run can be stored twice, and what is
-done is known from names alone. All else is written before `runs`: a run is finished when, and only
-when, its file is in `runs`. `runs.parquet`, `evals.parquet` and `probes.parquet` directly under the
-store are read too: a report's folder, which holds them, is a store that can be reported. Columns
-that a file of an older version lacks are read as null.
+done is known from names and sizes alone. All else is written before `runs`: a run is finished when,
+and only when, its row is in `runs`. A thousand files of single runs are merged into one of the same
+row format, `merged-<id>.parquet` beside them. `runs.parquet`, `evals.parquet` and `probes.parquet`
+directly under the store are read too: a report's folder, which holds them, is a store that can be
+reported. Columns that a file of an older version lacks are read as null.
+
+What cannot be read is left out and told; `sweep` sets it aside, as `<id>.damaged-<time>`, and
+trains the run again.
 """
 
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from triplu_ray.errors import UserError, reason
+from triplu_ray.files import Files, Found, may_pass, to_stderr
 
 RUN_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "run_id": (pa.string(), "hash of the resolved configuration and the corpus"),
@@ -109,30 +114,32 @@ SCHEMAS = {
     "probes": _schema(PROBE_COLUMNS),
 }
 
+MERGED = "merged-"
+"""What the names of files begin with that hold many runs."""
+
+_LEAST_BYTES = 12
+"""Of a Parquet file: its mark twice, and the length of its footer."""
+
+THREADS = 16
+"""What reads many small files waits more than it computes."""
+
+_PARQUET = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+
 
 class Store:
     """A folder or bucket of results, given as a path or a URI such as `s3://bucket/sweeps`.
 
-    `location` means the same store from any directory: an absolute path, or the URI.
+    `location` means the same store from any directory: an absolute path, or the URI. `tell`
+    receives a line about everything that is damaged or has to be tried again.
     """
 
-    def __init__(self, location: str) -> None:
-        try:
-            if "://" in location:
-                self._files, self._root = pafs.FileSystem.from_uri(location)
-                if not self._root:
-                    raise ValueError("it names no bucket")
-            else:
-                self._files, self._root = pafs.LocalFileSystem(), str(Path(location).absolute())
-            found = self._files.get_file_info(self._root).type
-        except (ValueError, OSError) as error:
-            raise UserError(
-                f"store {location!r}: expected a folder or a URI: {reason(error)}"
-            ) from error
-        if found == pafs.FileType.File:
-            raise UserError(f"store {location!r}: expected a folder, found a file")
-        self.is_local = isinstance(self._files, pafs.LocalFileSystem)
-        self.location = self._root if self.is_local else location
+    def __init__(self, location: str, tell: Callable[[str], None] = to_stderr) -> None:
+        self.files = Files(location, tell)
+        self.location, self.is_local = self.files.location, self.files.is_local
+        self._tell = tell
+        self._told: set[str] = set()
 
     # Tables
 
@@ -143,19 +150,28 @@ class Store:
         probes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Store a finished run and what belongs to it; what is stored already stays as it is."""
+        run_id = run["run_id"]
+        if self.files.find(f"runs/{run_id}.parquet") != [None]:
+            return
         if probes:
-            self._write_table("probes", run["run_id"], probes)
-        self._write_table("evals", run["run_id"], evals)
-        self._write_table("runs", run["run_id"], [run])
+            self._write_table("probes", run_id, probes)
+        self._write_table("evals", run_id, evals)
+        self._write_table("runs", run_id, [run])
 
     def finished_run_ids(self) -> set[str]:
         """Ids of all runs in the store."""
-        paths = self._tables("runs")
-        merged = [path for path in paths if path.endswith("/runs.parquet")]
-        ids = {Path(path).stem for path in paths} - {"runs"}
-        if merged:
-            ids.update(self._scan("runs", merged, columns=["run_id"])["run_id"].to_pylist())
+        paths = self._paths("runs")
+        ids = {_stem(path) for path in paths if not is_merged(path)}
+        if any(map(is_merged, paths)):
+            ids.update(self._rows("runs", frozenset(), None, ["run_id"])["run_id"].to_pylist())
         return ids
+
+    def finished_among(self, run_ids: Sequence[str]) -> set[str]:
+        """Which of a few runs are in the store."""
+        files = self.files.find(*(f"runs/{run_id}.parquet" for run_id in run_ids))
+        found = {run_id for run_id, file in zip(run_ids, files, strict=True) if file}
+        missing = set(run_ids) - found
+        return found | set(self.read_runs(missing, [])["run_id"].to_pylist()) if missing else found
 
     def read_runs(
         self, run_ids: Iterable[str] | None = None, columns: Sequence[str] | None = None
@@ -183,9 +199,9 @@ class Store:
         key = ["run_id", "probe", "group", "step"]
         return self._read_table("probes", self._finished(run_ids), key)
 
-    def _finished(self, run_ids: Iterable[str] | None) -> set[str]:
-        finished = self.finished_run_ids()
-        return finished if run_ids is None else finished & set(run_ids)
+    def _finished(self, run_ids: Iterable[str] | None) -> frozenset[str]:
+        finished = frozenset(self.finished_run_ids())
+        return finished if run_ids is None else finished & frozenset(run_ids)
 
     def _read_table(
         self,
@@ -195,71 +211,144 @@ class Store:
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """Rows sorted by a key, each key once: a merged table may repeat a run's own file."""
-        paths = self._tables(table)
-        row_filter = None
+        wanted, row_filter = None, None
         if run_ids is not None:
-            wanted = set(run_ids)
-            names = {*wanted, table}
-            paths = [path for path in paths if Path(path).stem in names]
+            wanted = frozenset(run_ids)
             row_filter = ds.field("run_id").isin(pa.array(sorted(wanted), pa.string()))
         wanted_columns = None if columns is None else list(dict.fromkeys([*key, *columns]))
-        rows = self._scan(table, paths, row_filter, wanted_columns)
+        rows = self._rows(table, wanted, row_filter, wanted_columns)
         keys = rows.select(key).to_pandas().drop_duplicates().sort_values(key)
         return rows.take(keys.index.to_numpy())
 
-    def _scan(
+    def _rows(
         self,
         table: str,
-        paths: list[str],
+        run_ids: frozenset[str] | None,
         row_filter: Any = None,
         columns: list[str] | None = None,
     ) -> pa.Table:
-        try:
-            files = ds.dataset(paths, SCHEMAS[table], format="parquet", filesystem=self._files)
-            return files.to_table(filter=row_filter, columns=columns)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"store {self.location!r}: cannot read {table}: {reason(error)}"
-            ) from error
+        """Rows of the files of some runs, or of all, and of all merged files."""
+        while True:
+            paths = self._paths(table, run_ids)
+            try:
+                return self.scan(table, paths, row_filter, columns)
+            except FileNotFoundError:
+                continue  # merged into another one since the listing
 
-    def _tables(self, table: str) -> list[str]:
-        """Paths of the table's files, the merged one of a report's folder first."""
-        merged = f"{self._root}/{table}.parquet"
-        found = self._files.get_file_info(merged).type == pafs.FileType.File
-        return [merged] * found + self._list(table, ".parquet")
+    def scan(
+        self, table: str, paths: list[str], row_filter: Any = None, columns: list[str] | None = None
+    ) -> pa.Table:
+        """Rows of files, without those that are damaged, which are told."""
+
+        def attempt() -> pa.Table:
+            full = [f"{self.files.root}/{path}" for path in paths]
+            files = ds.dataset(full, SCHEMAS[table], _PARQUET, self.files.system)
+            return files.to_table(filter=row_filter, columns=columns)
+
+        try:
+            return self.files.patiently(attempt)
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            no_access = isinstance(error, OSError) and (error.errno or may_pass(error))
+            damaged = {} if no_access else self.damaged(paths)
+            if not damaged:
+                raise UserError(
+                    f"store {self.location!r}: cannot read {table}: {reason(error)}"
+                ) from error
+        for path, why in damaged.items():
+            self._leave_out(path, why)
+        return self.scan(table, [p for p in paths if p not in damaged], row_filter, columns)
+
+    def _paths(self, table: str, run_ids: frozenset[str] | None = None) -> list[str]:
+        """The table's files of some runs, or of all, after all merged ones.
+
+        Files too short to be a table are left out, and told.
+        """
+        paths = []
+        for file in self.table_files(table, run_ids):
+            if file.size < _LEAST_BYTES:
+                self._leave_out(file.path, f"{file.size} bytes are no table")
+            else:
+                paths.append(file.path)
+        return sorted(paths, key=lambda path: (not is_merged(path), path))
+
+    def table_files(self, table: str, run_ids: frozenset[str] | None) -> list[Found]:
+        """The table's files of some runs, or of all, and all merged ones, damaged or not."""
+        whole = [file for file in self.files.find(f"{table}.parquet") if file]
+        return [
+            file
+            for file in [*whole, *self.files.listed(table, ".parquet")]
+            if run_ids is None or is_merged(file.path) or _stem(file.path) in run_ids
+        ]
 
     def _write_table(self, table: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        path = f"{table}/{name}.parquet"
-        if self._files.get_file_info(f"{self._root}/{path}").type == pafs.FileType.File:
-            return
-        self._write(path, parquet_bytes(pa.Table.from_pylist(list(rows), SCHEMAS[table])))
+        content = parquet_bytes(pa.Table.from_pylist(list(rows), SCHEMAS[table]))
+        self.files.write(f"{table}/{name}.parquet", content)
+
+    # Damage
+
+    def damaged(self, paths: Iterable[str]) -> dict[str, str]:
+        """What cannot be read, and why."""
+        return {p: why for p, why in self.load(paths).items() if isinstance(why, str)}
+
+    def load(self, paths: Iterable[str]) -> dict[str, pa.Table | str]:
+        """Each file's rows, or why it cannot be read."""
+        paths = list(paths)
+        with ThreadPoolExecutor(THREADS) as pool:
+            return dict(zip(paths, pool.map(self._load, paths), strict=True))
+
+    def _load(self, path: str) -> pa.Table | str:
+        try:
+            content = pa.BufferReader(self.files.read(path))
+            return pq.ParquetFile(content, page_checksum_verification=True).read()
+        except FileNotFoundError:
+            return pa.table({})  # merged into another one since the listing
+        except (OSError, pa.ArrowException) as error:
+            return reason(error)
+
+    def set_aside(self, path: str, why: str) -> None:
+        """Rename a file; a table's ending goes, so that no reader of the folder meets it."""
+        pure = PurePosixPath(path)
+        ending = "" if pure.suffix == ".parquet" else pure.suffix
+        new = pure.with_name(f"{pure.stem}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}{ending}")
+        self.files.move(path, str(new))
+        self._tell(f"{self.files.root}/{path}: damaged: {why}; set aside as {new.name}")
+
+    def _leave_out(self, path: str, why: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            self._tell(f"{self.files.root}/{path}: damaged, left out: {why}")
 
     # Small JSON records
 
-    def write_record(self, path: str, record: Mapping[str, Any]) -> None:
+    def write_record(self, path: str, record: Mapping[str, Any], *, durable: bool = True) -> None:
         """Write `<store>/<path>.json`; the same path is the same content, or newer."""
-        self._write(f"{path}.json", json.dumps(record, indent=1).encode())
+        content = json.dumps(record, indent=1).encode()
+        self.files.write(f"{path}.json", content, durable=durable)
 
     def read_records(self, folder: str) -> list[dict[str, Any]]:
-        """All JSON records below a folder, in order of their paths."""
+        """All JSON records below a folder that can be read, in order of their paths."""
         records = []
-        for path in self._list(folder, ".json"):
+        for file in self.files.listed(folder, ".json"):
             try:
-                records.append(json.loads(self._read(path)))
+                records.append(json.loads(self.files.read(file.path)))
+            except FileNotFoundError:
+                continue
             except ValueError as error:
-                raise UserError(f"store: {path}: expected JSON: {reason(error)}") from error
+                self._leave_out(file.path, f"expected JSON: {reason(error)}")
         return records
 
     # Models and checkpoints
 
     def write_model(self, run_id: str, content: bytes) -> None:
         """Keep a run's best checkpoint."""
-        self._write(f"models/{run_id}.safetensors", content)
+        self.files.write(f"models/{run_id}.safetensors", content)
 
     def read_model(self, run_id: str) -> bytes:
         """A run's best checkpoint; UserError if it was not kept."""
         try:
-            return self._read(f"{self._root}/models/{run_id}.safetensors")
+            return self.files.read(f"models/{run_id}.safetensors")
         except OSError as error:
             raise UserError(
                 f"store {self.location!r}: no model of run {run_id}: {reason(error)}; "
@@ -268,70 +357,40 @@ class Store:
 
     def write_checkpoint(self, cohort_id: str, content: bytes) -> None:
         """Replace a cohort's checkpoint, atomically."""
-        self._write(f"checkpoints/{cohort_id}.safetensors", content)
+        self.files.write(_checkpoint(cohort_id), content)
 
     def read_checkpoint(self, cohort_id: str) -> bytes | None:
         """A cohort's checkpoint, or None."""
-        path = f"{self._root}/checkpoints/{cohort_id}.safetensors"
-        found = self._files.get_file_info(path).type == pafs.FileType.File
-        return self._read(path) if found else None
+        try:
+            return self.files.read(_checkpoint(cohort_id))
+        except FileNotFoundError:
+            return None
+
+    def set_aside_checkpoint(self, cohort_id: str, why: str) -> None:
+        """Rename a cohort's checkpoint that cannot be gone on from."""
+        self.set_aside(_checkpoint(cohort_id), why)
 
     def delete_checkpoint(self, cohort_id: str) -> None:
         """Drop a cohort's checkpoint, if there is one."""
-        path = f"{self._root}/checkpoints/{cohort_id}.safetensors"
-        if self._files.get_file_info(path).type == pafs.FileType.File:
-            self._files.delete_file(path)
+        self.files.delete(_checkpoint(cohort_id))
 
-    # Files
 
-    def _list(self, folder: str, ending: str) -> list[str]:
-        """Paths of the visible files below a folder."""
-        selector = pafs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
-        return sorted(
-            info.path
-            for info in self._files.get_file_info(selector)
-            if info.type == pafs.FileType.File
-            and info.base_name.endswith(ending)
-            and not info.base_name.startswith(".")
-        )
+def _checkpoint(cohort_id: str) -> str:
+    return f"checkpoints/{cohort_id}.safetensors"
 
-    def _read(self, path: str) -> bytes:
-        with self._files.open_input_stream(path) as stream:
-            content: bytes = stream.read()
-        return content
 
-    def _write(self, path: str, content: bytes) -> None:
-        try:
-            if self.is_local:
-                write_atomically(Path(self._root, path), content)
-                return
-            with self._files.open_output_stream(f"{self._root}/{path}") as stream:
-                stream.write(content)
-        except OSError as error:
-            raise UserError(
-                f"store {self.location!r}: cannot write {path}: {reason(error)}"
-            ) from error
+def _stem(path: str) -> str:
+    return PurePosixPath(path).stem
+
+
+def is_merged(path: str) -> bool:
+    """Whether a file holds many runs: one of a report's folder has no folder of its own."""
+    return "/" not in path or _stem(path).startswith(MERGED)
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
     """A table as the content of a Parquet file."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     content: bytes = sink.getvalue().to_pybytes()
     return content
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a local file so that it is either absent, the old one, or whole, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -3,7 +3,6 @@
 M members, B batch, T time
 """
 
-import json
 import math
 import time
 from collections import deque
@@ -13,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from triplu_ray.batches import packed, training_offsets, validation_offsets, windows
+from triplu_ray.checkpoint import DamagedCheckpointError, pack, unpack
 from triplu_ray.corpus import Corpus
 from triplu_ray.execution import (
     Losses,
@@ -269,7 +268,7 @@ class CohortTrainer:
                         member.measurements.append(row)
 
     def checkpoint(self) -> bytes:
-        """Everything an exact continuation needs, in a format that executes nothing when read."""
+        """Everything an exact continuation needs."""
         self.synchronize()
         state = {
             "step": self.step,
@@ -277,17 +276,14 @@ class CohortTrainer:
             "resumes": self.resumes,
             "members": [asdict(member) for member in self.members],
         }
-        encoded = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
-        tensors = self.optimizer.state() | {
-            "best_values": self.best_values,
-            "state_json": torch.from_numpy(encoded),
-        }
-        return safetensors.torch.save(tensors)
+        return pack(state, self.optimizer.state() | {"best_values": self.best_values})
 
     def restore(self, checkpoint: bytes) -> None:
-        """Go on from a checkpoint of the same cohort."""
-        tensors = safetensors.torch.load(checkpoint)
-        state = json.loads(tensors.pop("state_json").numpy().tobytes())
+        """Go on from a checkpoint of the same cohort; DamagedCheckpointError changes nothing."""
+        state, tensors = unpack(checkpoint)
+        own = self.optimizer.state() | {"best_values": self.best_values}
+        if {name: t.shape for name, t in tensors.items()} != {n: t.shape for n, t in own.items()}:
+            raise DamagedCheckpointError("its tensors are not those of this cohort")
         self.best_values.copy_(tensors.pop("best_values"))
         self.optimizer.load_state(tensors)
         self.step, self.seconds = state["step"], state["seconds"]

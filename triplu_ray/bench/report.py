@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from triplu_ray.bench.subjects import PLAIN
+from triplu_ray.files import write_atomically
 from triplu_ray.report.markdown import to_markdown
 from triplu_ray.report.model import Column, Figure, Report, Section, Table
 from triplu_ray.report.style import colours, panels
-from triplu_ray.store import write_atomically
 
 COLUMNS = (
     Column("model", ("model",)),

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from triplu_ray.errors import UserError, reason
-from triplu_ray.store import write_atomically
+from triplu_ray.files import write_atomically
 
 
 def read_opening(path: Path, name: str, num_bytes: int | None) -> bytes:

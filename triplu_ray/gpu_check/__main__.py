@@ -14,6 +14,7 @@ from rich.console import Console
 
 from triplu_ray import provenance
 from triplu_ray.errors import UserError, reason
+from triplu_ray.files import write_atomically
 from triplu_ray.gpu_check.agreement import (
     cpu_against_device,
     graph_against_eager,
@@ -22,7 +23,6 @@ from triplu_ray.gpu_check.agreement import (
 from triplu_ray.gpu_check.check import TINY, Check, Row, Sizes
 from triplu_ray.gpu_check.main_setting import main_setting
 from triplu_ray.gpu_check.throughput import best_cohorts, throughput
-from triplu_ray.store import write_atomically
 
 SECTIONS: tuple[Callable[[Check], list[Row]], ...] = (
     cpu_against_device,

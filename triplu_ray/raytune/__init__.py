@@ -7,6 +7,7 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new engine prints even w
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the store holds the results
 
 
-from triplu_ray.raytune.sweep import FailedCohort, SweepOutcome, sweep
+from triplu_ray.raytune.record import FailedCohort
+from triplu_ray.raytune.sweep import SweepOutcome, sweep
 
 __all__ = ["FailedCohort", "SweepOutcome", "sweep"]

@@ -3,35 +3,37 @@
 Tune sees a single axis, the cohort's id; the store, not Tune's own state, says what is done.
 """
 
+import math
+import os
+import random
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ray import tune
 from rich.console import Console
 
 from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
+from triplu_ray.errors import UserError
 from triplu_ray.execution import Abilities
-from triplu_ray.plan import Plan
+from triplu_ray.leases import Claim, claims, claims_on, delete_claims, delete_claims_of
+from triplu_ray.plan import Cohort, Plan
 from triplu_ray.progress import SweepProgress
 from triplu_ray.raytune.callback import SweepCallback
 from triplu_ray.raytune.cluster import device_of, machine_of, running_ray, worker_abilities
+from triplu_ray.raytune.nodes import check_nodes
+from triplu_ray.raytune.record import FailedCohort, SweepRecord
 from triplu_ray.raytune.trainable import CohortTrainable, SweepJob
 from triplu_ray.sizing import Machine
 from triplu_ray.store import Store
 
+POLL_SECONDS = 2.0
+"""Between looks at what another sweep has left."""
 
-@dataclass(frozen=True)
-class FailedCohort:
-    """A cohort that Tune gave up on."""
-
-    cohort_id: str
-    run_ids: tuple[str, ...]
-    reason: str
+TELL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -53,51 +55,125 @@ def sweep(
 ) -> SweepOutcome:
     """Train a plan's missing runs; `corpora` by their fingerprint.
 
-    Uses the cluster that `RAY_ADDRESS` names, or else starts Ray on this machine. Raises UserError
-    if that cluster cannot be reached, this machine can never grant what a cohort asks for, or the
-    workers' hardware lacks what the precision or compilation needs.
+    Uses the cluster that `RAY_ADDRESS` names, or else starts Ray on this machine. What another
+    sweep is at is left to it, and taken up if it is left. Raises UserError if that cluster cannot
+    be reached or has nodes with other code or without the store, this machine can never grant what
+    a cohort asks for, or the workers' hardware lacks what the precision or compilation needs.
     """
-    started_at, started = datetime.now(UTC), time.monotonic()
     can = worker_abilities(plan)
+    record = SweepRecord(store, plan.space.header.name, console)
     with running_ray(plan), tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch:
-        ray_start_seconds = time.monotonic() - started
+        record.begin()
+        code = provenance.code()
+        if "RAY_ADDRESS" in os.environ:
+            check_nodes(store, record.path, code, plan.space.header.resources)
         can = can or worker_abilities(plan)
         assert can is not None  # Ray is there
         machine = machine_of(plan, can)
         plan = plan.on(machine)
-        compiled = _compiled_cohorts(plan, machine, can)
-        interrupted = False
+        header, interrupted = plan.space.header, False
+        job = SweepJob(
+            cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
+            corpora=dict(corpora),
+            space=header.name,
+            store_location=store.location,
+            num_threads=max(1, int(header.resources.cpu)),
+            device=device_of(plan),
+            compiled=_compiled_cohorts(plan, machine, can),
+            git_sha=provenance.git_sha(),
+            checkpoint_seconds=header.checkpoint_seconds,
+            keep_models=header.keep_models,
+            sweep_id=record.sweep_id,
+            marker=record.path,
+            code=code,
+        )
         with SweepProgress(console, plan.cohorts) as progress:
-            callback = SweepCallback(progress)
-            tuner = _tuner(plan, corpora, store, compiled, callback, scratch)
+            callback = SweepCallback(progress, record)
+            rounds = _Rounds(plan, job, store, callback, progress, scratch)
             try:
-                tuner.fit()
+                interrupted = not rounds.train()
             except KeyboardInterrupt:
                 interrupted = True
-    trained = store.finished_run_ids() & {run.run_id for run in plan.missing}
-    failed = tuple(
-        FailedCohort(cohort.cohort_id, run_ids, callback.failures[cohort.cohort_id])
-        for cohort in plan.cohorts
-        for run_ids in [tuple(run.run_id for run in cohort.runs)]
-        if cohort.cohort_id in callback.failures
-    )
-    ended = callback.finished | callback.failures.keys()
-    interrupted = interrupted or len(ended) < len(plan.cohorts)
-    store.write_record(
-        f"sweeps/{started_at:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}",
-        {
-            "space": plan.space.header.name,
-            "started_at": started_at.isoformat(),
-            "wall_seconds": time.monotonic() - started,
-            "ray_start_seconds": ray_start_seconds,
-            "workers": callback.most_running,
-            "busy_seconds": callback.busy_seconds,
-            "trained": len(trained),
-            "failed": [vars(cohort) for cohort in failed],
-            "interrupted": interrupted,
-        },
-    )
-    return SweepOutcome(len(trained), failed, interrupted)
+            delete_claims_of(store, record.sweep_id)
+    trained = store.finished_among([run.run_id for run in plan.missing]) - rounds.of_others
+    record.end(len(trained), interrupted)
+    if callback.unfit:
+        raise UserError(f"{callback.unfit}; what was running is kept in checkpoints")
+    return SweepOutcome(len(trained), tuple(record.failed), interrupted)
+
+
+class _Rounds:
+    """Tune's turns over a plan's cohorts: first those that no other sweep is at, then the rest."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: SweepJob,
+        store: Store,
+        callback: SweepCallback,
+        progress: SweepProgress,
+        scratch: str,
+    ) -> None:
+        self._header, self._job, self._store = plan.space.header, job, store
+        self._callback, self._progress, self._scratch = callback, progress, scratch
+        self._todo = list(plan.cohorts)
+        self.of_others: set[str] = set()
+        """Ids of runs that other sweeps have finished meanwhile."""
+
+    def train(self) -> bool:
+        """Until every cohort has ended, here or elsewhere; False if it was interrupted."""
+        told = -math.inf
+        while self._todo:
+            taken = self._claims_of_others()
+            free = [cohort for cohort in self._todo if not claims_on(cohort, taken)]
+            if len(free) < len(self._todo) and time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                for claim in {c for cohort in self._todo for c in claims_on(cohort, taken)}:
+                    self._progress.told(f"in another sweep: {claim}")
+            if free:
+                self._tuner(free).fit()
+                ended = self._callback.ended
+                if not {cohort.cohort_id for cohort in free} <= ended | self._callback.elsewhere:
+                    return False
+                self._callback.elsewhere.clear()
+                self._todo = [cohort for cohort in self._todo if cohort.cohort_id not in ended]
+            self._leave_out_finished()
+            if self._todo:
+                # Two sweeps that gave way to one another should not meet again.
+                time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))
+        return True
+
+    def _claims_of_others(self) -> list[Claim]:
+        found = claims(self._store, without=self._job.sweep_id)
+        delete_claims(self._store, (claim for claim in found if not claim.is_live))
+        return [claim for claim in found if claim.is_live]
+
+    def _leave_out_finished(self) -> None:
+        """Those that remain are not trained here: what is finished of them, others have done."""
+        run_ids = [run.run_id for cohort in self._todo for run in cohort.runs]
+        self.of_others |= self._store.finished_among(run_ids) if run_ids else set()
+        for cohort in [*self._todo]:
+            if {run.run_id for run in cohort.runs} <= self.of_others:
+                self._todo.remove(cohort)
+                self._progress.finished(cohort.cohort_id, " in another sweep")
+
+    def _tuner(self, cohorts: Sequence[Cohort]) -> tune.Tuner:
+        header = self._header
+        granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
+        trainable = tune.with_parameters(CohortTrainable, job=self._job)
+        return tune.Tuner(
+            tune.with_resources(trainable, granted),
+            param_space={"cohort_id": tune.grid_search([cohort.cohort_id for cohort in cohorts])},
+            tune_config=tune.TuneConfig(reuse_actors=True),
+            run_config=tune.RunConfig(
+                name=uuid.uuid4().hex,
+                storage_path=self._scratch,
+                verbose=0,
+                callbacks=[self._callback],
+                failure_config=tune.FailureConfig(max_failures=header.max_failures),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        )
 
 
 def _compiled_cohorts(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
@@ -107,40 +183,3 @@ def _compiled_cohorts(plan: Plan, machine: Machine, can: Abilities) -> frozenset
     if wanted is True:
         return frozenset(cohort.cohort_id for cohort in plan.cohorts)
     return plan.compiled_cohorts(machine)
-
-
-def _tuner(
-    plan: Plan,
-    corpora: Mapping[str, Corpus],
-    store: Store,
-    compiled: frozenset[str],
-    callback: SweepCallback,
-    scratch: str,
-) -> tune.Tuner:
-    header = plan.space.header
-    granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
-    job = SweepJob(
-        cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
-        corpora=dict(corpora),
-        space=header.name,
-        store_location=store.location,
-        num_threads=max(1, int(header.resources.cpu)),
-        device=device_of(plan),
-        compiled=compiled,
-        git_sha=provenance.git_sha(),
-        checkpoint_seconds=header.checkpoint_seconds,
-        keep_models=header.keep_models,
-    )
-    return tune.Tuner(
-        tune.with_resources(tune.with_parameters(CohortTrainable, job=job), granted),
-        param_space={"cohort_id": tune.grid_search(list(job.cohorts))},
-        tune_config=tune.TuneConfig(reuse_actors=True),
-        run_config=tune.RunConfig(
-            name="sweep",
-            storage_path=scratch,
-            verbose=0,
-            callbacks=[callback],
-            failure_config=tune.FailureConfig(max_failures=header.max_failures),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-        ),
-    )

@@ -1,8 +1,11 @@
 """A worker: trains cohorts, stores their runs."""
 
+import contextlib
+import gc
 import json
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,11 +14,15 @@ import torch
 from ray import tune
 
 from triplu_ray import provenance
+from triplu_ray.checkpoint import DamagedCheckpointError, part
 from triplu_ray.corpus import Corpus
+from triplu_ray.errors import UserError
+from triplu_ray.leases import Claim, Lease
 from triplu_ray.plan import Cohort
+from triplu_ray.raytune.nodes import complaint
 from triplu_ray.selected import examine_selected, model_bytes
 from triplu_ray.store import Store
-from triplu_ray.train import CohortTrainer, train_cohort
+from triplu_ray.train import CohortTrainer, Progress, train_cohort
 
 
 @dataclass(frozen=True)
@@ -33,84 +40,200 @@ class SweepJob:
     git_sha: str | None
     checkpoint_seconds: float
     keep_models: bool
+    sweep_id: str
+    marker: str
+    """A file that the driver wrote into the store: who does not see it has another store."""
+    code: Mapping[str, str]
+    """What the driver runs: `provenance.code`."""
 
 
 class CohortTrainable(tune.Trainable):
-    """Trains one cohort in a worker process: a step is what lies between two signs of life."""
+    """Trains one cohort in a worker process: a step is what lies between two signs of life.
+
+    The store's errors and a GPU's full memory end a cohort and not the process: they are part of
+    the last result, since Tune's answer, the same thing again, is of no use then.
+    """
 
     _reused = False
 
     def setup(self, config: dict[str, Any], job: "SweepJob | None" = None) -> None:
-        """Take the job, build the cohort's models, or go on from their checkpoint."""
+        """Take the job and the first cohort."""
         assert job is not None  # with_parameters always passes it
         self._job = job
-        self._store = Store(job.store_location)
+        self._notes: list[str] = []
+        self._store = Store(job.store_location, tell=self._notes.append)
         torch.set_num_threads(job.num_threads)
-        self._begin(config["cohort_id"])
+        self._take(config["cohort_id"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next cohort in the same process."""
         self._reused = True
-        self._begin(new_config["cohort_id"])
+        self._take(new_config["cohort_id"])
         return True
 
-    def _begin(self, cohort_id: str) -> None:
+    def _take(self, cohort_id: str) -> None:
         self._began = time.monotonic()
         self._age_at_begin = 0.0 if self._reused else provenance.process_age()
         self._start_seconds: float | None = None
-        self._cohort = self._job.cohorts[cohort_id]
-        corpus = self._job.corpora[str(self._cohort.runs[0].corpus.sha256)]
-        compiled = cohort_id in self._job.compiled
-        self._trainer = CohortTrainer(self._cohort, corpus, self._job.device, compiled=compiled)
-        checkpoint = self._store.read_checkpoint(cohort_id)
-        if checkpoint is not None:
-            self._trainer.restore(checkpoint)
-        self._first_step = self._trainer.step
-        self._trainer.prepare()
-        self._stored = False
-        self._events = train_cohort(
-            self._trainer, save=self._save, save_seconds=self._job.checkpoint_seconds
-        )
+        self._trainer: CohortTrainer | None = None
+        self._lease: Lease | None = None
+        self._failed: list[dict[str, Any]] = []
+        self._elsewhere: Claim | None = None
+        self._unfit: str | None = None
+        self._compiled = cohort_id in self._job.compiled
+        self._events = self._trial(self._job.cohorts[cohort_id])
 
     def step(self) -> dict[str, Any]:
         """Train until there is something to tell; the last step stores the runs."""
-        if self._start_seconds is None:
-            self._start_seconds = self._age_at_begin + time.monotonic() - self._began
-        event = next(self._events, None)
-        if event is None:
-            self._write_runs()
-        trainer = self._trainer
-        return {
-            "step": trainer.step,
-            "best_val_loss": event.best_val_loss if event else None,
-            "tokens_per_second": event.tokens_per_second if event else None,
-            "busy_seconds": time.monotonic() - self._began,
-            "done": event is None,
-        }
+        return next(self._events)
 
     def cleanup(self) -> None:
         """Keep what an interrupted cohort has reached, if it was here that it was reached."""
-        if not self._stored and self._trainer.step > self._first_step:
-            self._save(self._trainer.checkpoint())
+        trainer = self._trainer
+        if trainer is not None and trainer.step > self._first_step:
+            self._save(trainer.checkpoint())
+        if self._lease is not None:
+            self._lease.release()
+
+    def _trial(self, cohort: Cohort) -> Iterator[dict[str, Any]]:
+        """What Tune hears of a cohort."""
+        try:
+            if why := complaint(self._store, self._job.marker, self._job.code):
+                self._unfit = f"node {socket.gethostname()}: {why}"
+            else:
+                yield from self._train_leased(cohort)
+        except UserError as error:
+            self._give_up(cohort, str(error))
+        yield self._result(done=True)
+
+    def _train_leased(self, cohort: Cohort) -> Iterator[dict[str, Any]]:
+        """Train a cohort unless another sweep is at it."""
+        self._lease = lease = Lease(self._store, self._job.sweep_id, self._job.space, cohort)
+        self._elsewhere = lease.acquire()
+        if self._elsewhere:
+            return
+        try:
+            yield from self._train_parts(cohort)
+        finally:
+            lease.release()
+            self._elsewhere = lease.lost_to
+
+    def _train_parts(self, cohort: Cohort) -> Iterator[dict[str, Any]]:
+        """Train a cohort whole, or in halves where its members are too many for the GPU."""
+        # Another sweep may have finished some since this one planned.
+        finished = self._store.finished_among([run.run_id for run in cohort.runs])
+        unfinished = tuple(run for run in cohort.runs if run.run_id not in finished)
+        parts = [cohort if not finished else Cohort(unfinished)] if unfinished else []
+        while parts and not (self._lease and self._lease.lost_to):
+            whole, out_of_memory = parts.pop(0), False
+            try:
+                yield from self._train(whole)
+            except torch.OutOfMemoryError as error:
+                if len(whole.runs) == 1:
+                    self._give_up(whole, f"out of GPU memory: {' '.join(str(error).split())}")
+                out_of_memory = len(whole.runs) > 1
+            except UserError as error:
+                self._give_up(whole, str(error))
+            self._trainer = None
+            if out_of_memory:
+                # Only here, where no exception holds the cohort's tensors any more.
+                gc.collect()
+                torch.cuda.empty_cache()
+                parts = [*self._halved(whole), *parts]
+
+    def _halved(self, whole: Cohort) -> list[Cohort]:
+        """Two cohorts of half the members, each with its part of the checkpoint."""
+        middle = len(whole.runs) // 2
+        halves = [Cohort(whole.runs[:middle]), Cohort(whole.runs[middle:])]
+        self._notes.append(
+            f"{whole.description}: out of GPU memory with {len(whole.runs)} members; going on with "
+            f"{len(halves[0].runs)} and {len(halves[1].runs)}, one after the other"
+        )
+        content = self._store.read_checkpoint(whole.cohort_id)
+        if content is not None:
+            with contextlib.suppress(DamagedCheckpointError):
+                for half in halves:
+                    run_ids = [run.run_id for run in half.runs]
+                    self._store.write_checkpoint(half.cohort_id, part(content, run_ids))
+            self._store.delete_checkpoint(whole.cohort_id)
+        return halves
+
+    def _train(self, cohort: Cohort) -> Iterator[dict[str, Any]]:
+        self._cohort = cohort
+        self._trainer = trainer = self._prepared(cohort)
+        self._first_step = trainer.step
+        trainer.prepare()
+        if self._start_seconds is None:
+            self._start_seconds = self._age_at_begin + time.monotonic() - self._began
+        events = train_cohort(trainer, save=self._save, save_seconds=self._job.checkpoint_seconds)
+        for event in events:
+            assert self._lease is not None
+            self._lease.step = trainer.step
+            yield self._result(event)
+            if self._lease.lost_to:
+                return
+        reached = trainer.checkpoint()
+        try:
+            self._write_runs(cohort, trainer)
+        except (UserError, torch.OutOfMemoryError):
+            self._save(reached)
+            raise
+        self._trainer = None
+        self._store.delete_checkpoint(cohort.cohort_id)
+
+    def _prepared(self, cohort: Cohort) -> CohortTrainer:
+        """The cohort's models as they begin, or as their checkpoint has them."""
+        corpus = self._job.corpora[str(cohort.runs[0].corpus.sha256)]
+        trainer = CohortTrainer(cohort, corpus, self._job.device, compiled=self._compiled)
+        content = self._store.read_checkpoint(cohort.cohort_id)
+        if content is not None:
+            try:
+                trainer.restore(content)
+            except DamagedCheckpointError as error:
+                self._store.set_aside_checkpoint(cohort.cohort_id, str(error))
+        return trainer
 
     def _save(self, checkpoint: bytes) -> None:
-        self._store.write_checkpoint(self._cohort.cohort_id, checkpoint)
+        """Keep a checkpoint; a store that is full now may not be so at the end."""
+        try:
+            self._store.write_checkpoint(self._cohort.cohort_id, checkpoint)
+        except UserError as error:
+            self._notes.append(str(error))
 
-    def _write_runs(self) -> None:
-        job, runs = self._job, self._cohort.runs
+    def _give_up(self, cohort: Cohort, why: str) -> None:
+        run_ids = [run.run_id for run in cohort.runs]
+        failure = {"cohort_id": cohort.cohort_id, "run_ids": run_ids, "reason": why}
+        self._failed.append(failure)
+
+    def _result(self, event: Progress | None = None, *, done: bool = False) -> dict[str, Any]:
+        notes, self._notes[:] = [*self._notes], []
+        return {
+            "step": event.step if event else 0,
+            "best_val_loss": event.best_val_loss if event else None,
+            "tokens_per_second": event.tokens_per_second if event else None,
+            "busy_seconds": time.monotonic() - self._began,
+            "notes": notes,
+            "failed": self._failed,
+            "elsewhere": str(self._elsewhere) if self._elsewhere else None,
+            "unfit": self._unfit,
+            "done": done,
+        }
+
+    def _write_runs(self, cohort: Cohort, trainer: CohortTrainer) -> None:
+        job, runs = self._job, cohort.runs
         corpus = job.corpora[str(runs[0].corpus.sha256)]
-        examine_selected(self._trainer, corpus)
+        examine_selected(trainer, corpus)
         if job.keep_models:
             for index, run in enumerate(runs):
-                content = model_bytes(self._trainer, index, corpus.vocab_size)
+                content = model_bytes(trainer, index, corpus.vocab_size)
                 self._store.write_model(run.run_id, content)
-        rows = zip(runs, self._trainer.summaries(), self._trainer.members, strict=True)
+        rows = zip(runs, trainer.summaries(), trainer.members, strict=True)
         for run, summary, member in rows:
             planned = run.row()
             row = {
                 **planned,
                 **summary,
-                "cohort_id": self._cohort.cohort_id,
+                "cohort_id": cohort.cohort_id,
                 "space": job.space,
                 "config": json.dumps(planned["config"]),
                 "corpus_sha256": run.corpus.sha256,
@@ -119,11 +242,9 @@ class CohortTrainable(tune.Trainable):
                 "git_sha": job.git_sha,
                 "versions": json.dumps(provenance.versions()),
                 "hardware": provenance.hardware(
-                    job.device, job.num_threads, len(runs), compiled=self._trainer.compiled
+                    job.device, job.num_threads, len(runs), compiled=trainer.compiled
                 ),
                 "finished_at": datetime.now(UTC),
             }
             evals = [*member.evaluations, *([member.heldout] if member.heldout else [])]
             self._store.write_run(row, [*map(vars, evals)], [*map(vars, member.measurements)])
-        self._store.delete_checkpoint(self._cohort.cohort_id)
-        self._stored = True

@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from triplu_ray.files import write_atomically
 from triplu_ray.report.markdown import to_markdown
 from triplu_ray.report.model import Report
 from triplu_ray.report.webpage import to_html
-from triplu_ray.store import Store, parquet_bytes, write_atomically
+from triplu_ray.store import Store, parquet_bytes
 
 FORMATS = ("md", "html", "json")
 

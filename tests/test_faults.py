@@ -1,0 +1,289 @@
+"""Real sweeps under faults: the store's, the GPU's, other sweeps."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from cohorts import write_space
+from faults import injected, serve_bucket
+from sweeps import (
+    LONG,
+    assert_complete_and_equal,
+    checkpoints,
+    command,
+    ended,
+    finished_files,
+    run,
+    runs_and_curves,
+    start,
+    wait_until,
+)
+
+from triplu_ray.leases import LAPSE_SECONDS, RENEW_SECONDS
+from triplu_ray.store import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A space of four runs, and the store of its sweep."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    space, store = write_space(folder, **LONG), folder / "store"
+    code, _, stderr = run(space, store)
+    assert code == 0, stderr
+    return space, store
+
+
+# The store
+
+
+def test_what_is_damaged_is_left_out_told_and_trained_again(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    shutil.copytree(reference, store)
+    first, second, *_ = sorted(Store(str(store)).finished_run_ids())
+    broken = [store / "runs" / f"{first}.parquet", store / "evals" / f"{second}.parquet"]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:-20])
+    for words in (["report", "tiny"], ["status", "tiny"]):
+        done = command(*words, "--store", str(store))
+        assert done.returncode == 0
+        assert f"{broken[0]}: damaged, left out: " in done.stderr
+        assert "Traceback" not in done.stderr
+    assert "3 of 4" in done.stdout
+    code, summary, stderr = run(space, store)
+    assert code == 0, stderr
+    assert summary["trained"] == 2
+    for path in broken:
+        assert f"{path}: damaged: " in stderr
+        assert len(list(path.parent.glob(f"{path.stem}.damaged-*"))) == 1
+    assert_complete_and_equal(store, reference)
+    assert command("report", "tiny", "--store", str(store)).stderr == ""
+
+
+def test_a_damaged_checkpoint_is_set_aside(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    process = start(space, store)
+    wait_until(lambda: checkpoints(store), process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(workers, timeout=60)
+    for path in checkpoints(store):
+        path.write_bytes(path.read_bytes()[:-20])
+    names = [path.stem for path in checkpoints(store)]
+    code, _, stderr = run(space, store)
+    assert code == 0, stderr
+    aside = checkpoints(store)
+    assert sorted(path.name.partition(".damaged-")[0] for path in aside) == sorted(names)
+    for path in aside:
+        assert f"set aside as {path.name}" in stderr
+        path.unlink()
+    assert (assert_complete_and_equal(store, reference)["resumes"] == 0).all()
+
+
+FAILING = """
+_write, _left = write_atomically, [{times}]
+
+def write_atomically(path, content, **rest):
+    if path.parent.name == "runs" and _left[0]:
+        _left[0] -= 1
+        raise OSError({number}, os.strerror({number}))
+    _write(path, content, **rest)
+"""
+
+
+def test_a_disk_that_is_full_for_a_while_is_waited_for(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    full = injected(tmp_path / "faults", files=FAILING.format(times=2, number=28))
+    code, _, stderr = run(space, store, **full)
+    assert code == 0, stderr
+    assert f"note: store {store}: No space left on device; again in 2 s" in stderr
+    assert (assert_complete_and_equal(store, reference)["resumes"] == 0).all()
+
+
+def test_runs_that_may_not_be_stored_fail_with_the_reason_and_are_not_lost(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    forbidden = injected(tmp_path / "faults", files=FAILING.format(times=1, number=13))
+    code, summary, stderr = run(space, store, "resources.cpu=1", **forbidden)
+    assert code == 1, stderr
+    # Each worker was turned away once, and went on with its next cohort.
+    failed = {run_id for failure in summary["failed"] for run_id in failure["run_ids"]}
+    assert 1 <= len(failed) == 4 - summary["trained"]
+    assert all("Permission denied" in failure["reason"] for failure in summary["failed"])
+    assert "Traceback" not in stderr
+    assert "again " not in stderr
+    status = json.loads(command("status", "--store", str(store), "--json").stdout)["spaces"][0]
+    assert (status["done"], status["missing"]) == (4 - len(failed), 0)
+    assert {run_id for row in status["failed"] for run_id in row["run_ids"]} == failed
+    code, summary, stderr = run(space, store)
+    assert code == 0, stderr
+    assert summary["trained"] == len(failed)
+    runs = assert_complete_and_equal(store, reference)
+    assert set(runs.loc[runs["resumes"] == 1, "run_id"]) == failed
+
+
+def test_a_sweep_into_a_bucket_that_is_often_busy(
+    undisturbed: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, reference = undisturbed
+    bucket, server = serve_bucket(monkeypatch)
+    process = start(space, bucket.uri)
+    reader = Store(bucket.uri)
+    wait_until(lambda: reader.files.listed("checkpoints", ""), process)
+    for _ in range(5):
+        bucket.fail(3, "PUT POST", 503, "SlowDown")
+        bucket.fail(1, "GET HEAD PUT", 500, "InternalError")
+        bucket.fail(1, "GET HEAD", 0, seconds=2.0)
+    wait_until(lambda: reader.finished_run_ids(), process)
+    code, summary, stderr = ended(process)
+    assert code == 0, stderr
+    assert summary["trained"] == 4
+    assert bucket.faults_left == 0
+    runs, curves = runs_and_curves(bucket.uri)
+    pd.testing.assert_frame_equal(curves, runs_and_curves(reference)[1])
+    assert list(runs["run_id"]) == list(runs_and_curves(reference)[0]["run_id"])
+    assert reader.files.listed("running", "") == reader.files.listed("checkpoints", "") == []
+    server.shutdown()
+    server.server_close()
+
+
+# The GPU
+
+FULL = """
+_train_step = CohortTrainer.train_step
+
+def train_step(self):
+    if len(self.members) > 1 and self.step == 600:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    _train_step(self)
+
+CohortTrainer.train_step = train_step
+"""
+
+
+def test_a_cohort_that_outgrows_the_gpu_goes_on_in_halves(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    full = injected(tmp_path / "faults", train=FULL)
+    code, summary, stderr = run(space, store, "cohort=2", "checkpoint_seconds=0.01", **full)
+    assert code == 0, stderr
+    assert (summary["trained"], summary["failed"]) == (4, [])
+    assert stderr.count("out of GPU memory with 2 members; going on with 1 and 1") == 2
+    assert (assert_complete_and_equal(store, reference)["resumes"] == 1).all()
+
+
+# Other sweeps
+
+COUNTING = """
+_write_runs = CohortTrainable._write_runs
+
+def write_runs(self, cohort, trainer):
+    with open({path!r}, "a") as file:
+        file.writelines(run.run_id + "\\n" for run in cohort.runs)
+    _write_runs(self, cohort, trainer)
+
+CohortTrainable._write_runs = write_runs
+"""
+
+
+def test_two_sweeps_at_once_share_the_work(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
+    space, reference = undisturbed
+    store, trained = tmp_path / "store", tmp_path / "trained"
+    counting = injected(tmp_path / "faults", raytune__trainable=COUNTING.format(path=str(trained)))
+    # The second cuts its cohorts otherwise: runs, not cohorts, must not be trained twice.
+    first = start(space, store, **counting)
+    second = start(space, store, "cohort=2", "name=other", **counting)
+    outcomes = [ended(process) for process in (first, second)]
+    for code, summary, stderr in outcomes:
+        assert code == 0, stderr
+        assert summary["failed"] == []
+    assert sum(summary["trained"] for _, summary, _ in outcomes) == 4
+    runs = assert_complete_and_equal(store, reference)
+    assert sorted(trained.read_text().split()) == sorted(runs["run_id"])
+    assert any("in another sweep" in stderr for _, _, stderr in outcomes)
+
+
+def test_a_lease_of_a_machine_that_is_gone_lapses(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    run_id = sorted(Store(str(reference)).finished_run_ids())[0]
+    claim = {
+        "space": "tiny",
+        "sweep_id": "gone",
+        "run_ids": [run_id],
+        "description": "a run",
+        "step": 120,
+        "num_steps": 1000,
+        "settled": True,
+        "host": "spot-7",
+        "process": {"machine": "another", "pid": 1, "created": 0.0},
+    }
+    lease = store / "running" / "cohort-gone.json"
+    lease.parent.mkdir(parents=True)
+    lease.write_text(json.dumps(claim))
+
+    def is_waiting() -> bool:
+        os.utime(lease) if lease.exists() else None  # the other machine lives
+        return len(Store(str(store)).finished_run_ids()) == 3
+
+    process = start(space, store)
+    wait_until(is_waiting, process)
+    time.sleep(2 * RENEW_SECONDS)
+    assert run_id not in Store(str(store)).finished_run_ids()
+    assert process.poll() is None
+    status = json.loads(command("status", "--store", str(store), "--json").stdout)["spaces"][0]
+    assert (status["done"], status["missing"], status["num_running"]) == (3, 0, 1)
+    assert (status["running"][0]["host"], status["running"][0]["step"]) == ("spot-7", 120)
+    past = time.time() - LAPSE_SECONDS - 1
+    os.utime(lease, (past, past))
+    code, summary, stderr = ended(process)
+    assert code == 0, stderr
+    assert summary["trained"] == 4
+    assert "in another sweep: a run: step 120 of 1,000 on spot-7, seen " in stderr
+    assert_complete_and_equal(store, reference)
+
+
+def test_what_a_killed_sweep_trained_is_taken_up_at_once(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """On the same machine a process is known to be gone before its lease lapses."""
+    space, reference = undisturbed
+    store = tmp_path / "store"
+    process = start(space, store)
+    wait_until(lambda: list(store.glob("running/*.json")) and checkpoints(store), process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(workers, timeout=60)
+    left = list(store.glob("running/*.json"))
+    assert left
+    done = finished_files(store)
+    began = time.monotonic()
+    process = start(space, store)
+    wait_until(lambda: not any(path.exists() for path in left), process)
+    assert time.monotonic() - began < LAPSE_SECONDS / 2
+    code, _, stderr = ended(process)
+    assert code == 0, stderr
+    assert_complete_and_equal(store, reference)
+    assert {name: finished_files(store)[name] for name in done} == done
