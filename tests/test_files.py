@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import resource
@@ -115,22 +116,23 @@ def test_a_folder_without_rights_is_a_mistake(files: Files, pauses: list[float])
     assert pauses == []
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk() -> Iterator[None]:
-    """The system lets no file of this process grow beyond 4 KiB."""
+    """The system lets no file of this process grow beyond 4 KiB, that of pytest's output neither."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, ignored)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_a_write_that_breaks_off_leaves_nothing(files: Files) -> None:
     """The system itself ends the write after 4 KiB of 8."""
     files.write("runs/x", b"old")
-    with pytest.raises(UserError, match=r"cannot write runs/x: File too large"):
+    with small_disk(), pytest.raises(UserError, match=r"cannot write runs/x: File too large"):
         files.write("runs/x", bytes(8192))
     assert files.read("runs/x") == b"old"
     assert [path.name for path in Path(files.root, "runs").iterdir()] == ["x"]
