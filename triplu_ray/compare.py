@@ -329,7 +329,9 @@ def sign_flip_p(gaps: Floats) -> Floats:
         else:
             heads = generator.integers(0, 2, (len(patterns), n))
         as_large += (np.abs((2.0 * heads - 1.0) @ gaps.T) >= observed).sum(axis=0)
-    return as_large / count if exact else (as_large + 1) / (count + 1)
+    drawn = 0 if exact else 1
+    p_values: Floats = (as_large + drawn) / (count + drawn)
+    return p_values
 
 
 def holm(p_values: "pd.Series[float]") -> "pd.Series[float]":
