@@ -96,5 +96,6 @@ def assert_complete_and_equal(store: Path, undisturbed: Path) -> pd.DataFrame:
     pd.testing.assert_frame_equal(curves, expected_curves)
     assert checkpoints(store) == []
     assert not list(store.glob("running/*"))
-    assert not list(store.glob("*/.*"))
+    # Hidden files are what a killed process was about to write; see upkeep.clear_litter.
+    assert not [p for p in store.glob("*/.*") if not p.name.startswith((".writing-", ".clock-"))]
     return runs

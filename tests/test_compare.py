@@ -4,6 +4,7 @@ import pytest
 from fabricate import FEED_FORWARD, frames, planned_run, stored_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from triplu_ray import compare
 from triplu_ray.compare import Comparison
@@ -183,6 +184,17 @@ def test_sign_flip_p_by_enumeration(gaps: tuple[float, ...], p_value: float) -> 
 def test_sign_flip_p_beyond_exact_seeds_is_drawn() -> None:
     draws = 2**compare.EXACT_SEEDS
     assert compare.sign_flip_p(np.full((1, 20), 0.1))[0] < 20 / draws
+
+
+def test_sign_flips_agree_with_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = np.random.default_rng(1).normal(0.3, 1.0, (5, 12))
+    expected = stats.permutation_test(
+        (gaps,), np.mean, permutation_type="samples", axis=-1, n_resamples=2**12
+    ).pvalue
+    np.testing.assert_allclose(compare.sign_flip_p(gaps), expected)
+    monkeypatch.setattr(compare, "EXACT_SEEDS", 11)
+    # The error of a share p of 2^11 draws is sqrt(p (1 - p) / 2^11), at most 0.011.
+    np.testing.assert_allclose(compare.sign_flip_p(gaps), expected, atol=0.04)
 
 
 def test_holm_textbook_example() -> None:

@@ -1,4 +1,6 @@
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ from fabricate import curve, planned_run, probe, stored_run
 
 from triplu_ray.files import Files
 from triplu_ray.store import SCHEMAS, Store
-from triplu_ray.upkeep import merge, set_aside_damaged
+from triplu_ray.upkeep import LITTER_SECONDS, clear_litter, merge, set_aside_damaged
 
 
 def a_run(seed: int) -> dict[str, Any]:
@@ -100,6 +102,23 @@ def test_the_runs_of_a_damaged_merged_file_are_missing_again(store: Store, table
     merged.write_bytes(merged.read_bytes()[:-1])
     assert set_aside_damaged(store, [])
     assert store.finished_run_ids() == {*ids(4)}
+
+
+# Litter
+
+
+def test_what_killed_processes_left_is_cleared_once_it_is_old(store: Store) -> None:
+    before = sorted(Path(store.location).rglob("*.parquet"))
+    old, new = (Path(store.location, "runs", f".writing-{name}") for name in ("old", "new"))
+    for path, age in ((old, 2 * LITTER_SECONDS), (new, 0.0)):
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age, time.time() - age))
+    clear_litter(store)
+    assert (old.exists(), new.exists()) == (False, True)
+    assert sorted(Path(store.location).rglob("[!.]*.parquet")) == before
+    assert not Path(store.location, "running").exists() or not any(
+        Path(store.location, "running").iterdir()
+    )
 
 
 # Merging

@@ -24,7 +24,7 @@ from triplu_ray.sizing import machine_here
 from triplu_ray.space import Header, Space, load_space
 from triplu_ray.status import read_status, status_view
 from triplu_ray.store import Store
-from triplu_ray.upkeep import merge_many, set_aside_damaged
+from triplu_ray.upkeep import clear_litter, merge_many, set_aside_damaged
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -156,6 +156,7 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     space = load_space(options.space, options.overrides)
     plan, corpora = _make_plan(space, store, stderr, draft=False)
     facts = {run.config.corpus_source: run.corpus for run in plan.runs}
+    clear_litter(store)
     if set_aside_damaged(store, [run.run_id for run in plan.runs]):
         plan = make_plan(space, facts.__getitem__, *_known(space, store))
     trained, known = 0, 0

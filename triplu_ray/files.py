@@ -111,8 +111,8 @@ class Files:
             time.sleep(pause * random.uniform(0.5, 1.5))
         return attempt()
 
-    def listed(self, folder: str, ending: str) -> list[Found]:
-        """The visible files below a folder, in order of their paths."""
+    def listed(self, folder: str, ending: str = "", *, hidden: bool = False) -> list[Found]:
+        """The visible files below a folder, or the hidden ones, in order of their paths."""
         selector = pafs.FileSelector(f"{self.root}/{folder}", recursive=True, allow_not_found=True)
         found = self._try("list", folder, lambda: self.system.get_file_info(selector))
         files = [
@@ -120,7 +120,7 @@ class Files:
             for info in found
             if info.type == pafs.FileType.File
             and info.base_name.endswith(ending)
-            and not info.base_name.startswith(".")
+            and info.base_name.startswith(".") == hidden
         ]
         return sorted(files)
 

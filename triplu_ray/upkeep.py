@@ -13,6 +13,20 @@ MERGE_FROM = 1000
 """Files of single runs from which on one file of many is read noticeably faster."""
 
 
+LITTER_SECONDS = 3600.0
+"""After which no process is still about to rename what it has written."""
+
+
+def clear_litter(store: Store) -> None:
+    """Delete the hidden files of processes that were killed while they wrote."""
+    folders = [*SCHEMAS, "checkpoints", "models", "running", "spaces", "sweeps"]
+    hidden = [file for folder in folders for file in store.files.listed(folder, hidden=True)]
+    now = store.files.now() if hidden else 0.0
+    for file in hidden:
+        if now - file.modified > LITTER_SECONDS:
+            store.files.delete(file.path)
+
+
 def set_aside_damaged(store: Store, run_ids: Iterable[str]) -> bool:
     """Read the files of some runs, and all merged ones; rename what cannot be read.
 
