@@ -118,7 +118,7 @@ def test_a_folder_without_rights_is_a_mistake(files: Files, pauses: list[float])
 
 @contextlib.contextmanager
 def small_disk() -> Iterator[None]:
-    """The system lets no file of this process grow beyond 4 KiB, that of pytest's output neither."""
+    """The system lets no file of this process grow beyond 4 KiB, not even pytest's output."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))

@@ -12,7 +12,6 @@ from cohorts import TINY
 from spacefiles import write
 
 from triplu_ray import cli
-from triplu_ray.store import Store
 
 NOTES = ("corpus ", "note: ")
 PREFIX = "triplu-ray: error: "
@@ -287,15 +286,6 @@ def test_a_store_with_a_mistake(
     write(tmp_path / "space.yaml", TINY)
     assert mistake("plan", "space.yaml", "--store", store).startswith(expected)
     assert mistake("report", "--store", store).startswith(expected)
-
-
-def test_a_store_of_broken_files(mistake: Mistake, tmp_path: Path) -> None:
-    write(tmp_path / "space.yaml", TINY)
-    (tmp_path / "results" / "runs").mkdir(parents=True)
-    write(tmp_path / "results" / "runs" / "x.parquet", b"not Parquet")
-    line = mistake("plan", "space.yaml")
-    assert line.startswith(f"store '{Store('results').location}': cannot read runs: ")
-    assert "x.parquet" in line
 
 
 def test_shards_that_are_not_there(mistake: Mistake, tmp_path: Path) -> None:
