@@ -105,12 +105,12 @@ def hosts(folder: Path, count: int) -> Iterator[list[Host]]:
             made.append(Host(running.enter_context(_machine(home)), f"10.77.0.{number}", home))
         switch, *others = made
         _network(switch, "ip link add switch type bridge")
-        _network(switch, f"ip addr add {switch.address}/24 dev switch && ip link set switch up")
+        _connect(switch, "switch")
         for number, host in enumerate(others):
             port = f"port{number}"
             _network(switch, f"ip link add {port} type veth peer name eth0 netns {host.process}")
             _network(switch, f"ip link set {port} master switch up")
-            _network(host, f"ip addr add {host.address}/24 dev eth0 && ip link set eth0 up")
+            _connect(host, "eth0")
         yield made
 
 
@@ -139,6 +139,12 @@ def _machine(home: Path) -> Iterator[int]:
             yield int(children)
         finally:
             process.kill()
+
+
+def _connect(host: Host, device: str) -> None:
+    _network(host, f"ip addr add {host.address}/24 dev {device} && ip link set {device} up")
+    # Leads nowhere, but Ray takes the address that a machine has on the way to the world.
+    _network(host, f"ip route add default dev {device}")
 
 
 def _network(host: Host, command: str) -> None:

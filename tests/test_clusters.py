@@ -1,6 +1,7 @@
 """Every file of `ray up`, held against Ray's own schema and what it promises; no network."""
 
 import copy
+import importlib.metadata
 import os
 import re
 import zipfile
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from ray._private.ray_constants import get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -152,6 +155,12 @@ def test_every_machine_of_ones_own_is_kept() -> None:
     assert provider["head_ip"] not in provider["worker_ips"]
 
 
+def test_ones_own_machines_are_started_by_the_autoscaler_that_can() -> None:
+    """The second version, Ray's default, waits for ever for the head of a local cluster."""
+    (start,) = [line for line in read("onprem.yaml")["head_start_ray_commands"] if "--head" in line]
+    assert "RAY_enable_autoscaler_v2=0 ray start --head" in start
+
+
 def test_carries_the_checkout_without_results_and_environments(cluster: dict[str, Any]) -> None:
     assert cluster["file_mounts"]["~/triplu-ray"] == "."
     assert ".git" in cluster["rsync_exclude"]
@@ -186,11 +195,30 @@ def test_installs_the_checkout_as_constrained(file: Path, cluster: dict[str, Any
     assert f'"ray[default]" {FILES[file.name][1]}'.strip() in file.read_text().partition("\n\n")[0]
 
 
+def pins() -> dict[str, str]:
+    found = re.findall(r"^([\w.-]+)==(\S+)$", CONSTRAINTS.read_text(), re.M)
+    return {canonicalize_name(name): version for name, version in found}
+
+
 def test_constraints_pin_this_ray_and_leave_the_build_of_torch_open() -> None:
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", CONSTRAINTS.read_text(), re.M))
-    assert pins["ray"] == ray.__version__
+    assert pins()["ray"] == ray.__version__
     # `2.x+cpu` could not be had from PyPI, and would be the wrong build on a GPU.
-    assert "+" not in pins["torch"]
+    assert "+" not in pins()["torch"]
+
+
+def test_constraints_can_be_met_together() -> None:
+    """As far as the packages are here: what each asks of another is met by that one's pin."""
+    unmet = []
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.name)
+        if pins().get(name) != distribution.version:
+            continue
+        for requirement in map(Requirement, distribution.requires or []):
+            pin = pins().get(canonicalize_name(requirement.name))
+            asked = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if asked and pin and not requirement.specifier.contains(pin, prereleases=True):
+                unmet.append(f"{name} asks for {requirement}, not {pin}")
+    assert unmet == []
 
 
 def test_only_holders_of_the_token_get_in(cluster: dict[str, Any]) -> None:
