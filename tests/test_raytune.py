@@ -1,5 +1,6 @@
 """Real sweeps, undisturbed, killed and interrupted."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -193,7 +194,18 @@ def test_ctrl_c_keeps_what_was_reached(undisturbed: tuple[Path, Path], tmp_path:
     space, reference = undisturbed
     store = tmp_path / "store"
     process = start(space, store, "checkpoint_seconds=1000")
-    wait_until(lambda: list(store.glob("runs/*.parquet")), process)
+
+    def a_cohort_is_on_its_way() -> bool:
+        """Workers are warm, and one of them took up its present cohort half a second ago."""
+        if not list(store.glob("runs/*.parquet")):
+            return False
+        for claim in store.glob("running/*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - claim.stat().st_mtime > 0.5:
+                    return True
+        return False
+
+    wait_until(a_cohort_is_on_its_way, process)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130, stderr
