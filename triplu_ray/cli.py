@@ -13,15 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from triplu_ray import __version__
-from triplu_ray.config import FFN_KEYS, VARIANTS, is_complete, resolve_ffn
+from triplu_ray.config import VARIANTS, is_complete, resolve_ffn
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
-from triplu_ray.plan import CorpusFacts, Plan, make_plan, matched_width
-from triplu_ray.progress import duration
+from triplu_ray.plan import CorpusFacts, Plan, make_plan
+from triplu_ray.plan_text import plan_json, print_plan
+from triplu_ray.search import Suggestion, suggestions_of
 from triplu_ray.selection import chosen_lines
 from triplu_ray.sizing import machine_here
 from triplu_ray.space import Header, Space, load_space
 from triplu_ray.store import Store
+from triplu_ray.widths import matched_width
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -97,76 +99,12 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
     plan, _ = _make_plan(space, store, stderr, draft=True)
     machine = machine_here(space.header.resources)
     plan = plan.on(machine)
-    workers = machine.workers
     measured = _measured_rates(store)
-    seconds = plan.estimated_seconds(workers, measured)
-    known = all(run.config.precision in measured for run in plan.missing)
-    estimate_from = "finished runs" if known else "an assumed rate"
     if options.json:
-        _print_json(
-            {
-                "space": space.header.name,
-                "baseline": plan.baseline,
-                "targets": list(space.header.targets),
-                "runs": plan.rows(),
-                "cohorts": [
-                    {"cohort_id": c.cohort_id, "run_ids": [run.run_id for run in c.runs]}
-                    for c in plan.cohorts
-                ],
-                "done": len(plan.done),
-                "missing": len(plan.missing),
-                "pending": plan.pending,
-                "tokens": sum(run.tokens for run in plan.missing),
-                "training_flops": sum(run.training_flops for run in plan.missing),
-                "estimated_seconds": seconds,
-                "estimate_from": estimate_from,
-                "workers": workers,
-            }
-        )
-        return EXIT_DONE
-    console = _stdout()
-    console.print(_plan_table(plan))
-    console.print(
-        f"{len(plan.runs)} runs, {len(plan.done)} done, {len(plan.missing)} missing in "
-        f"{len(plan.cohorts)} cohorts; {sum(run.tokens for run in plan.missing):,} token positions "
-        f"to train, about {duration(seconds)} with {workers} workers "
-        f"(from {estimate_from})"
-    )
-    if plan.pending:
-        console.print(f"{plan.pending} more runs are to come, at what these choose")
+        _print_json(plan_json(plan, machine.workers, measured))
+    else:
+        print_plan(plan, machine.workers, measured, _stdout())
     return EXIT_DONE
-
-
-def _plan_table(plan: Plan) -> Table:
-    """One row for runs that differ in nothing but the seed."""
-    axes = [axis for axis in plan.axes() if axis not in ("seed", "variant", "hidden")]
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in plan.rows():
-        key = (row["variant"], row["hidden"], *(row[axis] for axis in axes))
-        groups.setdefault(key, []).append(row)
-    shared = [axis for axis in axes if axis not in FFN_KEYS]
-    baselines = {
-        tuple(row[axis] for axis in shared): row["params"]
-        for row in plan.rows()
-        if row["variant"] == plan.baseline
-    }
-    table = Table(*("variant", "hidden", *axes), title=plan.space.header.name, title_justify="left")
-    for heading in ("seeds", "done", "params", "vs baseline", "FFN FLOPs/token", "tokens/run"):
-        table.add_column(heading, justify="right")
-    for key, rows in groups.items():
-        first = rows[0]
-        baseline = baselines.get(tuple(first[axis] for axis in shared))
-        mismatch = f"{first['params'] / baseline - 1:+.2%}" if baseline else "-"
-        table.add_row(
-            *(str(value) if value is not None else "-" for value in key),
-            str(len(rows)),
-            str(sum(row["done"] for row in rows)),
-            f"{first['params']:,}",
-            mismatch,
-            f"{first['ffn_flops_per_token']:,}",
-            f"{first['tokens']:,}",
-        )
-    return table
 
 
 def _sweep(options: argparse.Namespace, stderr: Console) -> int:
@@ -181,6 +119,8 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
         store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", plan.record())
         for line in chosen_lines(space.header.select, plan.rows(), plan.axes()):
             stderr.print(f"chosen for {line}")
+        for study in plan.studies:
+            stderr.print(study.line())
         newly_trained, failed, interrupted = _train_missing(options, plan, corpora, stderr)
         trained += newly_trained
         if plan.pending and not interrupted:
@@ -207,7 +147,7 @@ def _train_missing(
 ) -> tuple[int, list[dict[str, Any]], bool]:
     """How many runs were trained, which cohorts failed, and whether it was interrupted."""
     name = plan.space.header.name
-    if not plan.missing:
+    if not plan.missing and not plan.is_searching:
         stderr.print(f"{name}: all {len(plan.runs)} runs are done")
         return 0, [], False
     stderr.print(
@@ -227,9 +167,14 @@ def _train_missing(
     return outcome.trained, [vars(failed) for failed in outcome.failed], outcome.interrupted
 
 
-def _known(space: Space, store: Store) -> tuple[frozenset[str], dict[str, float | None]]:
-    """Ids of the finished runs and, where the space selects by them, their losses."""
-    return frozenset(store.finished_run_ids()), store.results() if space.header.select else {}
+def _known(
+    space: Space, store: Store
+) -> tuple[frozenset[str], dict[str, float | None], dict[str, tuple[Suggestion, ...]]]:
+    """Ids of the finished runs and, where the space chooses by them, their losses; suggestions."""
+    header = space.header
+    records = store.read_records(f"searches/{header.name}") if header.search else []
+    results = store.results() if header.chosen_keys else {}
+    return frozenset(store.finished_run_ids()), results, suggestions_of(records)
 
 
 def _same_command(options: argparse.Namespace) -> str:

@@ -6,8 +6,8 @@ from statistics import mean
 
 from triplu_ray.config import resolve_ffn
 from triplu_ray.gpu_check.check import Check, Row
-from triplu_ray.plan import matched_width
 from triplu_ray.train import CohortTrainer, train_cohort
+from triplu_ray.widths import matched_width
 
 VARIANTS = ("swiglu", "triplu", "quad_prod", "double_prod")
 SEEDS: list[Row] = [{"seed": 1}, {"seed": 2}, {"seed": 3}]

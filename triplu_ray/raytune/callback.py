@@ -16,9 +16,15 @@ class SweepCallback(tune.Callback):
         self._progress = progress
         self._running: dict[str, float] = {}
         self.finished: set[str] = set()
+        self.pruned: set[str] = set()
         self.failures: dict[str, str] = {}
         self.busy_seconds = 0.0
         self.most_running = 0
+
+    @property
+    def num_ended(self) -> int:
+        """Cohorts that are stored or were given up."""
+        return len(self.finished | self.failures.keys())
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its callbacks for a restore, which is never asked of it
@@ -51,8 +57,12 @@ class SweepCallback(tune.Callback):
     ) -> None:
         cohort_id = trial.config["cohort_id"]
         self.busy_seconds += self._running.pop(cohort_id, 0.0)
-        self.finished.add(cohort_id)
-        self._progress.finished(cohort_id)
+        if trial.last_result["stored"]:
+            self.finished.add(cohort_id)
+            self._progress.finished(cohort_id)
+        else:
+            self.pruned.add(cohort_id)
+            self._progress.pruned(cohort_id)
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any

@@ -1,14 +1,17 @@
 """From a plan to stored runs.
 
-Tune sees a single axis, the cohort's id; the store, not Tune's own state, says what is done.
+Tune sees a single axis, the cohort's id, or the suggestions of a search; the store, not Tune's own
+state, says what is done.
 """
 
+import contextlib
 import tempfile
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from ray import tune
 from rich.console import Console
@@ -51,7 +54,7 @@ def sweep(
     store: Store,
     console: Console,
 ) -> SweepOutcome:
-    """Train a plan's missing runs; `corpora` by their fingerprint.
+    """Train a plan's missing runs, then what its studies suggest; `corpora` by their fingerprint.
 
     Uses the cluster that `RAY_ADDRESS` names, or else starts Ray on this machine. Raises UserError
     if that cluster cannot be reached, this machine can never grant what a cohort asks for, or the
@@ -65,24 +68,35 @@ def sweep(
         assert can is not None  # Ray is there
         machine = machine_of(plan, can)
         plan = plan.on(machine)
-        compiled = _compiled_cohorts(plan, machine, can)
-        interrupted = False
-        with SweepProgress(console, plan.cohorts) as progress:
+        suggested = [run for run in plan.missing if run.run_id in plan.suggested]
+        suggested += [run for study in plan.studies for run in study.to_come]
+        cohorts = list(plan.cohorts)
+        with SweepProgress(console, cohorts, suggested) as progress:
             callback = SweepCallback(progress)
-            tuner = _tuner(plan, corpora, store, compiled, callback, scratch)
-            try:
-                tuner.fit()
-            except KeyboardInterrupt:
-                interrupted = True
-    trained = store.finished_run_ids() & {run.run_id for run in plan.missing}
+            trials = _Trials(plan, corpora, store, _compiled(plan, machine, can), callback, scratch)
+            if cohorts:
+                each = {"cohort_id": tune.grid_search([cohort.cohort_id for cohort in cohorts])}
+                trials.run("cohorts", tune.TuneConfig(reuse_actors=True), each)
+            interrupted = callback.num_ended < len(cohorts)
+            if plan.is_searching and not interrupted:
+                from triplu_ray.raytune.search import search_config
+
+                search, tune_config = search_config(plan, store, progress)
+                trials.run("search", tune_config)
+                cohorts += search.cohorts
+                interrupted = not search.is_finished
+    for cohort_id in callback.pruned:
+        store.delete_checkpoint(cohort_id)
+    wanted = {run.run_id for run in plan.missing}.union(
+        run.run_id for cohort in cohorts for run in cohort.runs
+    )
+    trained = store.finished_run_ids() & wanted
     failed = tuple(
         FailedCohort(cohort.cohort_id, run_ids, callback.failures[cohort.cohort_id])
-        for cohort in plan.cohorts
+        for cohort in cohorts
         for run_ids in [tuple(run.run_id for run in cohort.runs)]
         if cohort.cohort_id in callback.failures
     )
-    ended = callback.finished | callback.failures.keys()
-    interrupted = interrupted or len(ended) < len(plan.cohorts)
     store.write_record(
         f"sweeps/{started_at:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}",
         {
@@ -100,47 +114,66 @@ def sweep(
     return SweepOutcome(len(trained), failed, interrupted)
 
 
-def _compiled_cohorts(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
+def _compiled(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
+    """Ids of the cohorts, and of the studies, that run compiled code."""
     wanted = plan.space.header.compile
     if wanted is False or can.missing_compiler:
         return frozenset()
     if wanted is True:
-        return frozenset(cohort.cohort_id for cohort in plan.cohorts)
-    return plan.compiled_cohorts(machine)
+        cohorts = [cohort.cohort_id for cohort in plan.cohorts]
+        return frozenset([*cohorts, *(study.study_id for study in plan.studies)])
+    return plan.compiled(machine)
 
 
-def _tuner(
-    plan: Plan,
-    corpora: Mapping[str, Corpus],
-    store: Store,
-    compiled: frozenset[str],
-    callback: SweepCallback,
-    scratch: str,
-) -> tune.Tuner:
-    header = plan.space.header
-    granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
-    job = SweepJob(
-        cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
-        corpora=dict(corpora),
-        space=header.name,
-        store_location=store.location,
-        num_threads=max(1, int(header.resources.cpu)),
-        device=device_of(plan),
-        compiled=compiled,
-        git_sha=provenance.git_sha(),
-        checkpoint_seconds=header.checkpoint_seconds,
-        keep_models=header.keep_models,
-    )
-    return tune.Tuner(
-        tune.with_resources(tune.with_parameters(CohortTrainable, job=job), granted),
-        param_space={"cohort_id": tune.grid_search(list(job.cohorts))},
-        tune_config=tune.TuneConfig(reuse_actors=True),
-        run_config=tune.RunConfig(
-            name="sweep",
-            storage_path=scratch,
-            verbose=0,
-            callbacks=[callback],
-            failure_config=tune.FailureConfig(max_failures=header.max_failures),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-        ),
-    )
+class _Trials:
+    """Tune, as cohorts and suggestions are trained on it alike."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        corpora: Mapping[str, Corpus],
+        store: Store,
+        compiled: frozenset[str],
+        callback: SweepCallback,
+        scratch: str,
+    ) -> None:
+        header = plan.space.header
+        granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
+        job = SweepJob(
+            cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
+            studies={study.study_id: study for study in plan.studies},
+            corpora=dict(corpora),
+            space=header.name,
+            store_location=store.location,
+            num_threads=max(1, int(header.resources.cpu)),
+            device=device_of(plan),
+            compiled=compiled,
+            git_sha=provenance.git_sha(),
+            checkpoint_seconds=header.checkpoint_seconds,
+            keep_models=header.keep_models,
+        )
+        trainable = tune.with_parameters(CohortTrainable, job=job)
+        self._trainable = tune.with_resources(trainable, granted)
+        self._max_failures = header.max_failures
+        self._callback = callback
+        self._scratch = scratch
+
+    def run(
+        self, name: str, tune_config: tune.TuneConfig, param_space: Mapping[str, Any] | None = None
+    ) -> None:
+        """All trials, until they have ended or Ctrl-C ends them."""
+        tuner = tune.Tuner(
+            self._trainable,
+            param_space=dict(param_space or {}),
+            tune_config=tune_config,
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=self._scratch,
+                verbose=0,
+                callbacks=[self._callback],
+                failure_config=tune.FailureConfig(max_failures=self._max_failures),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            tuner.fit()

@@ -12,9 +12,11 @@ from ray import tune
 
 from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
-from triplu_ray.plan import Cohort
+from triplu_ray.plan import Cohort, PlannedRun
+from triplu_ray.search import mean_losses
 from triplu_ray.selected import examine_selected, model_bytes
 from triplu_ray.store import Store
+from triplu_ray.studies import Study
 from triplu_ray.train import CohortTrainer, train_cohort
 
 
@@ -23,16 +25,29 @@ class SweepJob:
     """What every worker needs; it travels once, through Ray's object store."""
 
     cohorts: Mapping[str, Cohort]
+    studies: Mapping[str, Study[PlannedRun]]
     corpora: Mapping[str, Corpus]
     space: str
     store_location: str
     num_threads: int
     device: str
     compiled: frozenset[str]
-    """Ids of the cohorts that run compiled code."""
+    """Ids of the cohorts, and of the studies, that run compiled code."""
     git_sha: str | None
     checkpoint_seconds: float
     keep_models: bool
+
+    def cohort(self, config: Mapping[str, Any]) -> Cohort:
+        """That of a trial: by its id, or by the study and the values that were suggested for it.
+
+        A suggestion may name fewer `seeds` than its study has: those that are not stored yet.
+        """
+        if "study" not in config:
+            return self.cohorts[config["cohort_id"]]
+        study = self.studies[config["study"]]
+        cohort = Cohort(tuple(study.runs(config["values"], config["seeds"])))
+        assert cohort.cohort_id == config["cohort_id"]
+        return cohort
 
 
 class CohortTrainable(tune.Trainable):
@@ -46,23 +61,24 @@ class CohortTrainable(tune.Trainable):
         self._job = job
         self._store = Store(job.store_location)
         torch.set_num_threads(job.num_threads)
-        self._begin(config["cohort_id"])
+        self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next cohort in the same process."""
         self._reused = True
-        self._begin(new_config["cohort_id"])
+        self._begin(new_config)
         return True
 
-    def _begin(self, cohort_id: str) -> None:
+    def _begin(self, config: Mapping[str, Any]) -> None:
         self._began = time.monotonic()
         self._age_at_begin = 0.0 if self._reused else provenance.process_age()
         self._start_seconds: float | None = None
-        self._cohort = self._job.cohorts[cohort_id]
+        self._study = self._job.studies.get(config.get("study", ""))
+        self._cohort = self._job.cohort(config)
         corpus = self._job.corpora[str(self._cohort.runs[0].corpus.sha256)]
-        compiled = cohort_id in self._job.compiled
+        compiled = not self._job.compiled.isdisjoint({config["cohort_id"], config.get("study")})
         self._trainer = CohortTrainer(self._cohort, corpus, self._job.device, compiled=compiled)
-        checkpoint = self._store.read_checkpoint(cohort_id)
+        checkpoint = self._store.read_checkpoint(self._cohort.cohort_id)
         if checkpoint is not None:
             self._trainer.restore(checkpoint)
         self._first_step = self._trainer.step
@@ -85,8 +101,21 @@ class CohortTrainable(tune.Trainable):
             "best_val_loss": event.best_val_loss if event else None,
             "tokens_per_second": event.tokens_per_second if event else None,
             "busy_seconds": time.monotonic() - self._began,
+            "means": self._means(),
+            "stored": event is None,
             "done": event is None,
         }
+
+    def _means(self) -> list[float] | None:
+        """`mean_losses` of a suggestion; None of other cohorts, and while seeds of it lack here."""
+        study, members = self._study, self._trainer.members
+        if study is None or len(members) < len(study.seeds):
+            return None
+        losses = [
+            ([row.loss for row in member.evaluations], member.diverged_step is not None)
+            for member in members
+        ]
+        return mean_losses(losses, study.worst)
 
     def cleanup(self) -> None:
         """Keep what an interrupted cohort has reached, if it was here that it was reached."""
