@@ -364,7 +364,7 @@ class Workers:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     workers = Workers()
-    monkeypatch.setitem(sys.modules, "triplu_ray.raytune", workers)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "triplu_ray.raytune", workers)
     return workers
 
 

@@ -84,7 +84,7 @@ def test_a_selected_key_is_no_part_of_the_setting() -> None:
     planned = [planned_run(v, seed, learning_rate=rates[v]) for v in rates for seed in (1, 2)]
     planned.append(planned_run("triplu", 1, learning_rate=1e-3))
     runs = [stored_run(run, 1.1) for run in planned]
-    comparison = compare.tidy(*frames(runs, planned), "swiglu", "learning_rate")
+    comparison = compare.tidy(*frames(runs, planned), "swiglu", ["learning_rate"])
     assert comparison.context == ()
     assert comparison.superseded == 0
     triplu = comparison.runs[comparison.runs["label"] == "triplu"]

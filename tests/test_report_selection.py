@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fabricate import frames, planned_run, stored_run, write_space
 
@@ -138,7 +139,7 @@ def test_the_selection_is_shown_value_by_value(report: Report) -> None:
     (figure,) = [one for one in report.figures() if one.name == "selection_by_learning_rate"]
     (ax,) = figure.draw().axes
     assert ax.get_xscale() == "log"
-    means = {tuple(round(float(y), 6) for y in line.get_ydata()) for line in ax.lines}
+    means = {tuple(np.asarray(line.get_ydata(), float).round(6).tolist()) for line in ax.lines}
     assert means == {(1.303, 1.203, 1.003), (1.303, 1.103, 1.203), (1.403, 1.203)}
 
 
@@ -284,10 +285,10 @@ def test_the_ranking_draws_intervals_means_and_seeds() -> None:
     (ax,) = figures.gap_ranking(comparison).axes
     statistics = gap_statistics(paired_gaps(comparison))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["triplu", "quad_prod"]
-    bars = [line.get_xdata() for line in ax.lines[1:]]
+    bars = [np.asarray(line.get_xdata(), float) for line in ax.lines[1:]]
     for bar, (_, row) in zip(bars, statistics.iterrows(), strict=True):
         assert list(bar) == pytest.approx([row["t_low"], row["t_high"]])
-    dots = [points.get_offsets()[:, 0].tolist() for points in ax.collections]
+    dots = [np.asarray(points.get_offsets())[:, 0] for points in ax.collections]
     assert dots[0] == pytest.approx(gaps["triplu"])
     assert dots[1] == pytest.approx([0.05])
     bottom, top = ax.get_ylim()

@@ -8,7 +8,7 @@ Missing and diverged runs stay rows with a status: they are counted, and never d
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -93,15 +93,18 @@ class Comparison:
 
 
 def tidy(
-    runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None, selected: str | None = None
+    runs: pd.DataFrame,
+    planned: pd.DataFrame,
+    baseline: str | None,
+    selected: Collection[str] = (),
 ) -> Comparison:
     """Join the table `runs` with the planned runs, and find what varies.
 
     `planned` has at least run_id, variant, seed and config; a run that is not in `runs` is missing.
     `config` may be an object or its JSON. `baseline` is a variant or a whole label; it stays None
-    where no label, or more than one, answers to it. A `selected` key, whose value is chosen for
-    each variant, is no part of the setting; runs that differ in it alone stay apart. Losses are
-    bits per byte where all runs have them, else nats a token.
+    where no label, or more than one, answers to it. The `selected` keys, whose values are chosen
+    for each variant, are no part of settings and labels; runs that differ in them alone stay apart.
+    Losses are bits per byte where all runs have them, else nats a token.
     """
     missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
     rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
@@ -109,8 +112,9 @@ def tidy(
         [dict(_flatten(with_added_keys(config))) for config in rows["config"]], dtype=object
     ).infer_objects()
     varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
-    layer = [key for key in varying if key.startswith("ffn.")]
-    context = [key for key in varying if key not in [*layer, "hidden", "seed", selected]]
+    chosen = [key for key in configs if key.removeprefix("ffn.") in selected]
+    layer = [key for key in varying if key.startswith("ffn.") and key not in chosen]
+    context = [key for key in varying if key not in [*layer, *chosen, "hidden", "seed"]]
 
     rows = rows.join(configs[configs.columns.difference(rows.columns)])
     rows["setting"] = settings(rows, context)
@@ -133,7 +137,7 @@ def tidy(
     age = [name for name in ("is_stored", "is_finished", "finished_at") if name in rows]
     order = [*context, "is_variant", "variant", *layer, "hidden", "seed"]
     latest = rows.sort_values([*order, *age, "run_id"], key=_sortable).drop_duplicates(
-        [*GROUP, "seed", *([selected] if selected else [])], keep="last"
+        [*GROUP, "seed", *chosen], keep="last"
     )
     return Comparison(
         latest.drop(columns=["is_variant", "is_stored", "is_finished"]).reset_index(drop=True),

@@ -81,9 +81,9 @@ class Header(BaseModel):
     targets: list[Positive] = []
     """Validation losses for the tables of tokens-, FLOPs- and seconds-to-target."""
     select: Selection | None = None
-    """`{key: learning_rate, values: [1e-4, 1e-3], seeds: [101, 102]}`: each variant at its best."""
+    """`{key: learning_rate, values: [1e-4, 1e-3], seeds: [101, 102]}`: see `selection`."""
     search: Search | None = None
-    """`{keys: {gain: {low: 0.5, high: 60, log: true}}, num_suggestions: 12, ...}`: suggested."""
+    """`{keys: {gain: {low: 0.5, high: 60, log: true}}, num_suggestions: 12}`: see `search`."""
     vocab_size: PositiveInt | None = None
     """What the corpus must have; lets `plan` count parameters before the corpus is there."""
     cohort: Annotated[int | Literal["auto"], BeforeValidator(_members)] = "auto"
