@@ -112,7 +112,7 @@ def tidy(
         [dict(_flatten(with_added_keys(config))) for config in rows["config"]], dtype=object
     ).infer_objects()
     varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
-    chosen = [key for key in configs if key.removeprefix("ffn.") in selected]
+    chosen = [str(key) for key in configs if str(key).removeprefix("ffn.") in selected]
     layer = [key for key in varying if key.startswith("ffn.") and key not in chosen]
     context = [key for key in varying if key not in [*layer, *chosen, "hidden", "seed"]]
 
