@@ -176,7 +176,7 @@ def write_space(
         "targets": list(targets),
         "runs": planned,
     }
-    record |= {"select": select} if select else {}
+    record |= {"select": dict(select)} if select else {}
     store.write_record(f"spaces/{space}/plan", record)
     for run in planned:
         value = loss(run)

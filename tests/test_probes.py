@@ -19,12 +19,12 @@ def arithmetic() -> Corpus:
     return load_corpus(CorpusSource("arithmetic_lite", 20_000, 5_000))
 
 
-def trainer(folder: Path, corpus: Corpus, **changes: Any) -> CohortTrainer:
+def trainer(folder: Path, text: Corpus, **changes: Any) -> CohortTrainer:
     """Two seeds, untrained."""
     runs = plan(folder, variant="swiglu", grid={"seed": [1, 2]}).runs
-    facts = CorpusFacts(corpus.vocab_size, corpus.sha256)
+    facts = CorpusFacts(text.vocab_size, text.sha256)
     configs = [run.config.model_copy(update=changes) for run in runs]
-    return CohortTrainer(Cohort(tuple(PlannedRun(config, facts) for config in configs)), corpus)
+    return CohortTrainer(Cohort(tuple(PlannedRun(config, facts) for config in configs)), text)
 
 
 def probed(training: CohortTrainer, corpus: Corpus) -> dict[tuple[str, str], Probed]:

@@ -56,10 +56,9 @@ def test_freezing_what_was_mixed_changes_the_loss() -> None:
     model, layers = decoder()
     with torch.no_grad():
         for layer in layers:
-            layer.alpha[..., 1] = 0.1
-            layer.streams[0].weight.mul_(50)
-            layer.streams[1].weight.mul_(50)
-            layer.output.weight.mul_(50)
+            layer.alpha[..., 1] = 1.0
+            for name in ("streams.0.weight", "streams.1.weight", "output.weight"):
+                layer.get_parameter(name).mul_(100)
     values = routing_probe(model, windows())
     assert (values["loss"] - values["frozen_loss"]).abs().min() > 1e-3
 
@@ -70,7 +69,7 @@ def test_static_share_is_that_of_the_variances() -> None:
         for layer in layers:
             layer.alpha[..., 0] = 1.0
             layer.router_output.weight.zero_()
-            layer.router_output.bias[..., 3] = 2.0
+            layer.get_parameter("router_output.bias")[..., 3] = 2.0
     # Variances over four activations: 3/16 of the preferences, 4 x 3/16 of the router.
     values = routing_probe(model, windows())
     assert values["layer 0 static"].tolist() == pytest.approx([0.2, 0.2])

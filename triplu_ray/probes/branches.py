@@ -34,7 +34,7 @@ def routing_probe(model: Decoder, validation: Tensor) -> dict[str, Tensor]:
     routed = _mean_losses(model, validation)
     for hook in hooks:
         hook.remove()
-    values = {}
+    values: dict[str, Tensor] = {}
     for index, (layer, seen) in enumerate(zip(layers, sums, strict=True)):
         values |= {f"layer {index} {name}": value for name, value in seen.values(layer).items()}
         favourite = seen.weights.argmax(1)

@@ -34,7 +34,7 @@ def token_losses(model: Decoder, tokens: Tokens, context_length: int, batch_size
     windows = torch.from_numpy(
         np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
     )
-    parts = [_losses(model, batch) for batch in windows.split(batch_size)]
+    parts = [_losses(model, batch) for batch in torch.split(windows, batch_size)]
     losses = torch.cat(parts, dim=1)
     repeated = length * len(starts) - (len(tokens) - 1)
     final = losses[:, -1, repeated:]
@@ -45,7 +45,7 @@ def token_losses(model: Decoder, tokens: Tokens, context_length: int, batch_size
 def sequence_losses(model: Decoder, sequences: Sequence[Tokens], batch_size: int) -> Floats:
     """Loss of whole sequences `[M, S]`, nats: the sum over all their tokens but the first."""
     padded, lengths = _padded(sequences)
-    losses = torch.cat([_losses(model, batch) for batch in padded.split(batch_size)], dim=1)
+    losses = torch.cat([_losses(model, batch) for batch in torch.split(padded, batch_size)], dim=1)
     counts = torch.arange(losses.shape[-1]) < (lengths - 1)[:, None]
     return torch.where(counts, losses.double(), 0.0).sum(-1).numpy()
 
