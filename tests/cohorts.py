@@ -49,6 +49,7 @@ def write_space(folder: Path, **changes: Any) -> Path:
     """A space file with changed keys; an axis or `select` takes the place of the plain key."""
     content = {**TINY, **changes}
     taken = {*content["grid"], content.get("select", {}).get("key")}
+    taken |= content.get("search", {}).get("keys", {}).keys()
     content = {key: value for key, value in content.items() if key not in taken}
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(content))

@@ -111,8 +111,8 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store)
     space = load_space(options.space, options.overrides)
     plan, corpora = _make_plan(space, store, stderr, draft=False)
-    facts = {run.config.corpus_source: run.corpus for run in plan.runs}
-    trained, known = 0, 0
+    facts = {run.config.corpus_source: run.corpus for run in (*plan.runs, *plan.stand_ins)}
+    trained, known = 0, -1
     # A round may choose the runs of the next one, unless what failed is in the way.
     while len(plan.runs) > known:
         known, done_before = len(plan.runs), len(plan.done) - trained
@@ -208,7 +208,7 @@ def _make_plan(
         return CorpusFacts(corpus.vocab_size, corpus.sha256, corpus.mean_bytes_per_token)
 
     plan = make_plan(space, load, *(_known(space, store) if store else ()))
-    for run in plan.runs:
+    for run in (*plan.runs, *plan.stand_ins):
         if run.corpus.sha256 is not None:
             check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
     return plan, corpora

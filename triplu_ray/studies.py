@@ -276,6 +276,8 @@ def _study(
         for axis in sorted(axes)
         if axis in settings and axis not in ("variant", "hidden", "seed")
     ]
+    if study.fixed is not None:
+        study.runs(study.fixed)
     if search.pruning == "asha" and study.evaluations < 2:
         raise UserError(
             f"{where}: search.pruning: asha needs at least 2 evaluations of a run, got "

@@ -73,7 +73,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     """
     record = merged_space(store, space)
     suggestions = record["suggestions"]
-    planned = pd.DataFrame(record["runs"])
+    planned = pd.DataFrame(record["runs"], columns=None if record["runs"] else ["run_id"])
     planned = planned[~planned["run_id"].isin(stopped_ids(suggestions))]
     runs = store.read_runs({*planned["run_id"], *trained_ids(suggestions)}).to_pandas()
     if runs.empty:

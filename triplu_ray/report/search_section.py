@@ -179,8 +179,8 @@ def _figures(found: Found) -> Sequence[Figure]:
         left_out = sum(study.stopped for study in shown)
         caption = (
             f"Best validation {metric.words} by {axis_words(key)}: the mean, and each seed faint. "
-            "The vertical line is the best value, the band what lies within noise of it, the dotted "
-            "line the fixed value. A cross is a suggestion with a diverged seed."
+            "The vertical line is the best value, the band what lies within noise of it, the "
+            "dotted line the fixed value. A cross is a suggestion with a diverged seed."
         )
         caption += f" {left_out} suggestions that were stopped early are left out." * bool(left_out)
         caption += f" Shown are {MAX_PANELS} of {len(shown)} studies." * (len(shown) > MAX_PANELS)
