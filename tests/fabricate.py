@@ -160,6 +160,7 @@ def write_space(
     baseline: str | None = "swiglu",
     targets: tuple[float, ...] = (),
     select: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
     columns: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {},
     probes: Callable[[Mapping[str, Any]], list[dict[str, Any]]] = lambda _: [],
     **row: Any,
@@ -169,7 +170,7 @@ def write_space(
     A run of an infinite loss has diverged. Further keys change every row, `columns` those of a run;
     `probes` are its rows of that table.
     """
-    record = {
+    record: dict[str, Any] = {
         "space": space,
         "description": f"What {space} answers.",
         "baseline": baseline,
@@ -177,6 +178,7 @@ def write_space(
         "runs": planned,
     }
     record |= {"select": dict(select)} if select else {}
+    record |= {"search": dict(search)} if search else {}
     store.write_record(f"spaces/{space}/plan", record)
     for run in planned:
         value = loss(run)

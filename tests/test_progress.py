@@ -113,6 +113,23 @@ def test_failures_and_retries_are_told_with_their_reason(clock: Clock) -> None:
     ]
 
 
+def test_suggestions_count_before_they_are_known(clock: Clock) -> None:
+    first, second = cohorts()
+    out, text = console()
+    runs = [run for cohort in (first, second, second) for run in cohort.runs]
+    with SweepProgress(out, [], runs) as shown:
+        shown.added(first, "gain 4.7")
+        clock.now += 20
+        shown.finished(first.cohort_id)
+        shown.added(second, "gain 9")
+        shown.pruned(second.cohort_id)
+    assert text.getvalue().splitlines() == [
+        # A third is done: 40 s are left.
+        "finished swiglu L2 lr 0.0003 seed 1 gain 4.7; 1 of 3 runs, about 40 s left",
+        "stopped early swiglu L2 lr 0.0003 seed 2 gain 9; 1 of 2 runs, about 10 s left",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5_399, "90 min"), (5_400, "1.5 h")],

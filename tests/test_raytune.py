@@ -233,7 +233,7 @@ def test_a_search_suggests_trains_and_confirms(tmp_path: Path) -> None:
     # The seeds of a suggestion are one cohort, though a CPU gains nothing by it.
     assert searched["hardware"].str.contains("cohort of 2").all()
     assert searched.groupby("gain")["cohort_id"].nunique().tolist() == [1, 1, 1]
-    best = searched.groupby("gain")["best_val_loss"].mean().idxmin()
+    best = float(str(searched.groupby("gain")["best_val_loss"].mean().idxmin()))
     fresh = runs[(runs["variant"] == "triplu") & (runs["seed"] == 11)]
     assert sorted(fresh["gain"]) == sorted([best, 5.0])
     assert f"triplu: 3 of 3 suggestions done; best gain {best:g}" in stderr

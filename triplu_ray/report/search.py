@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from triplu_ray.compare import Comparison, t_interval, value_text
+from triplu_ray.compare import GROUP, Comparison, t_interval, value_text
 from triplu_ray.report.model import axis_words
 from triplu_ray.selection import choose
 
@@ -167,13 +167,15 @@ def split_search(
     studies = [_found_study(everything, search, study, suggestions) for study in search["studies"]]
     confirmed = [study.confirmed for study in studies if study.confirmed]
     at_best = {run_id for one in confirmed for run_id in one["best"]}
-    at_fixed = {run_id for one in confirmed for run_id in one["fixed"]} - at_best
+    at_fixed = {run_id for one in confirmed for run_id in one["fixed"]}
     is_fresh = runs["seed"].isin(search["confirm_seeds"])
     is_stored = runs["status"] != "missing"
     is_confirmed = bool((runs["run_id"].isin(at_best) & is_stored).any())
     if not is_confirmed:
         at_best = {run_id for study in studies if study.best for run_id in study.best.run_ids}
-    is_plain = ~runs["run_id"].isin(trained_ids(suggestions) | at_best | at_fixed)
+    is_searched = runs["run_id"].isin(trained_ids(suggestions) | at_best | at_fixed)
+    # A variant that has a study is in the comparison at its best alone.
+    is_plain = ~is_searched.groupby([runs[name] for name in GROUP]).transform("any")
     is_compared = (is_plain | runs["run_id"].isin(at_best)) & (is_fresh == is_confirmed)
     compared = runs[is_compared].reset_index(drop=True)
     has_baseline = (compared["label"] == everything.baseline).any()
