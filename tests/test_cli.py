@@ -13,7 +13,7 @@ from fabricate import stored_run
 
 import triplu_ray
 from triplu_ray import cli
-from triplu_ray.config import VARIANTS
+from triplu_ray.config import VARIANTS, is_complete
 from triplu_ray.corpus import CorpusSource, load_corpus
 from triplu_ray.plan import Plan, PlannedRun
 from triplu_ray.store import Store
@@ -236,7 +236,8 @@ def test_variants_lists_every_one_at_a_matched_width(command: Command) -> None:
     code, out, err = command("variants", "--json")
     assert (code, err) == (0, "")
     rows = {(row["variant"], row["d_model"]): row for row in json.loads(out)["variants"]}
-    assert rows.keys() == {(v, d) for v in VARIANTS if v != "product" for d in (96, 256)}
+    assert rows.keys() == {(v, d) for v in VARIANTS if is_complete(v) for d in (96, 256)}
+    assert set(VARIANTS) - {v for v, _ in rows} == {"product", "product_output"}
     assert {v: rows[v, 96]["hidden"] for v in ("swiglu", "triplu", "quad_prod", "double_prod")} == {
         "swiglu": 322,
         "triplu": 242,

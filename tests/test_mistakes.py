@@ -138,10 +138,13 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "a date": ("{name: x, seed: 2020-01-01}", ": seed: expected a valid integer, got datetime"),
     # Keys
-    "a number": ("{name: x, 3: 4}", ": 3: unknown key; known: base, "),
-    "a boolean": ("{name: x, on: 4}", ": True: unknown key; known: base, "),
-    "null": ("{name: x, ~: 4}", ": None: unknown key; known: base, "),
-    "two lines": ('{name: x, "a\\nb": 4}', ": a b: unknown key; known: base, "),
+    "a number": ("{name: x, 3: 4}", ": 3: unknown key; known: adamw_learning_rate, base, "),
+    "a boolean": ("{name: x, on: 4}", ": True: unknown key; known: adamw_learning_rate, base, "),
+    "null": ("{name: x, ~: 4}", ": None: unknown key; known: adamw_learning_rate, base, "),
+    "two lines": (
+        '{name: x, "a\\nb": 4}',
+        ": a b: unknown key; known: adamw_learning_rate, base, ",
+    ),
     "an axis that is a number": ("{name: x, grid: {1: [2]}}", ": grid.1: unknown key; known: "),
     "in a condition": (
         "{name: x, grid: {seed: {values: [1], when: {2: 3}}}}",

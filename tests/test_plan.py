@@ -97,7 +97,8 @@ def test_matched_width_is_the_nearest(
     ffn: FeedForwardConfig, baseline: FeedForwardConfig, hidden: int, d_model: int
 ) -> None:
     wanted = baseline.num_params(d_model, hidden)
-    distances = {w: abs(ffn.num_params(d_model, w) - wanted) for w in range(1, 3 * hidden + 3)}
+    widths = range(1, wanted // d_model + 3)  # a unit has at least as many parameters as d_model
+    distances = {w: abs(ffn.num_params(d_model, w) - wanted) for w in widths}
     nearest = min(distances, key=lambda width: (distances[width], -width))
     if ffn.num_params(d_model, 1) <= 2 * wanted:
         assert matched_width(ffn, baseline, hidden, d_model) == nearest

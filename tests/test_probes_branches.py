@@ -60,7 +60,7 @@ def test_freezing_what_was_mixed_changes_the_loss() -> None:
             for name in ("streams.0.weight", "streams.1.weight", "output.weight"):
                 layer.get_parameter(name).mul_(100)
     values = routing_probe(model, windows())
-    assert (values["loss"] - values["frozen_loss"]).abs().min() > 1e-3
+    assert (values["loss"] - values["frozen_loss"]).abs().min() > 1e-4
 
 
 def test_static_share_is_that_of_the_variances() -> None:

@@ -181,12 +181,12 @@ def test_a_failed_cohort_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_each_variant_is_evaluated_at_the_rate_it_chose(tmp_path: Path) -> None:
-    select = {"key": "learning_rate", "values": [1e-4, 1e-2], "seeds": [101, 102]}
+    select = {"key": "learning_rate", "values": [1e-4, 1e-2], "seeds": [101]}
     space, store = write_space(tmp_path, select=select, num_steps=100), tmp_path / "store"
     code, summary, stderr = run(space, store)
     assert code == 0, stderr
     assert {key: summary[key] for key in ("runs", "pending", "trained")} == {
-        "runs": 12, "pending": 0, "trained": 12,
+        "runs": 8, "pending": 0, "trained": 8,
     }  # fmt: skip
     runs = runs_and_curves(store)[0]
     is_candidate = runs["seed"].isin(select["seeds"])

@@ -137,30 +137,34 @@ def test_a_smaller_run_stands_beside_the_paper_under_its_own_name_only(
     assert table.note.startswith("Not the paper's setting")
 
 
-def test_heldout_texts_and_slices_by_corpus(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("space", "corpus", "budget"),
+    [("bbpe_heldout", "tinystories", 50_000_000), ("bbpe_wikitext2", "wikitext2", 20_000_000)],
+)
+def test_heldout_texts_and_slices_by_corpus(
+    store: Store, space: str, corpus: str, budget: int
+) -> None:
     losses = {"swiglu": 1.38, "triplu_learned_gain": 1.36}
     planned = [planned_run(variant, seed, **{**L8, "corpus": corpus, "train_budget_bytes": budget})
-               for variant in losses for seed in (1, 2)
-               for corpus, budget in (("tinystories", 50_000_000), ("wikitext2", 20_000_000))]  # fmt: skip  # noqa: E501
+               for variant in losses for seed in (1, 2)]  # fmt: skip
     slices = {"swiglu": 3.0, "triplu_learned_gain": 2.9}
     write_space(
         store,
-        "bbpe_heldout",
+        space,
         planned,
         lambda _: 2.0,
         columns=lambda run: best(run, losses),
         probes=lambda run: probe(run, "pmi", {"seen_q3": slices[run["variant"]], "unseen": 9.0}),
     )
-    made = build_report(store, "bbpe_heldout")
-    for corpus in ("tinystories", "wikitext2"):
-        row = cells(made, "table_5")[corpus, "ours"]
-        assert row["swiglu/heldout_bits_per_byte"] == pytest.approx(1.495)
-        assert row["triplu_learned_gain/heldout_gap"] == pytest.approx(0.02)
-        assert row["triplu_learned_gain/mean_gap"] == pytest.approx(0.02)
-        row = cells(made, "table_6")[corpus, "ours"]
-        assert row["triplu_learned_gain/pmi_gap_seen_q3"] == pytest.approx(0.1)
-        assert row["triplu_learned_gain/pmi_gap_unseen"] == pytest.approx(0.0)
-        assert row["triplu_learned_gain/pmi_gap_seen_q1"] is None
+    made = build_report(store, space)
+    row = cells(made, "table_5")[corpus, "ours"]
+    assert row["swiglu/heldout_bits_per_byte"] == pytest.approx(1.495)
+    assert row["triplu_learned_gain/heldout_gap"] == pytest.approx(0.02)
+    assert row["triplu_learned_gain/mean_gap"] == pytest.approx(0.02)
+    row = cells(made, "table_6")[corpus, "ours"]
+    assert row["triplu_learned_gain/pmi_gap_seen_q3"] == pytest.approx(0.1)
+    assert row["triplu_learned_gain/pmi_gap_unseen"] == pytest.approx(0.0)
+    assert row["triplu_learned_gain/pmi_gap_seen_q1"] is None
     headings = [column.heading for column in next(
         table for table in made.tables() if table.name == "paper_table_6").columns]  # fmt: skip
     assert headings[2] == "triplu_learned_gain gap seen Q1"

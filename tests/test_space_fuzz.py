@@ -56,7 +56,7 @@ def sound(values: Callable[[list[Any]], st.SearchStrategy[Any]]) -> st.SearchStr
 
 
 def axis(values: list[Any]) -> st.SearchStrategy[Any]:
-    some = st.lists(st.sampled_from(values), min_size=1, max_size=2, unique=True)
+    some = st.lists(st.sampled_from(values), min_size=1, max_size=2, unique_by=repr)
     condition = sound(st.sampled_from)
     return some | st.fixed_dictionaries({"values": some, "when": condition})
 

@@ -17,7 +17,7 @@ from triplu_ray.report.heldout import heldout_section, heldout_summary
 from triplu_ray.report.model import Figure, Report, Section, Table, axis_words
 from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
 from triplu_ray.report.precision import TWIN_COLUMNS, find_twins, precision_section
-from triplu_ray.report.probes import probe_quantities, probes_section
+from triplu_ray.report.probes import probe_quantities, probes_section, slice_gaps
 from triplu_ray.report.provenance import provenance_table
 from triplu_ray.report.search import (
     merged_search,
@@ -99,11 +99,12 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     twins = find_twins(comparison, store.read_runs(columns=TWIN_COLUMNS).to_pandas())
     published = read_paper(paper).get(space, [])
     similarity = mean_similarity(comparison, probes)
+    slices, heldout = slice_gaps(comparison, probes), heldout_summary(comparison)
     quantities = [
-        heldout_summary(comparison),
+        heldout,
         step_times(comparison),
         untied_costs(comparison, similarity),
-        *probe_quantities(comparison, probes),
+        *probe_quantities(comparison, probes, slices),
     ]
     beside = paper_tables(published, comparison, reached, quantities)
     return Report(
@@ -127,11 +128,11 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         sections=[
             _variants(comparison, costs),
             *_gaps(comparison, costs),
-            *heldout_section(comparison),
+            *heldout_section(comparison, heldout),
             *([_selection(selected)] if selected else []),
             *([search_section(found)] if found else []),
             *(_axes(comparison) if finished else []),
-            *probes_section(comparison, probes),
+            *probes_section(comparison, probes, slices),
             _costs(comparison, costs, reached, similarity),
             *precision_section(twins, comparison),
             *([Section("Beside the paper", tables=beside)] if beside else []),

@@ -32,10 +32,9 @@ def heldout_summary(comparison: Comparison) -> pd.DataFrame:
     return best_first(table, table[metric.heldout])
 
 
-def heldout_section(comparison: Comparison) -> list[Section]:
-    """The section about the heldout text, if any finished run was scored on one."""
+def heldout_section(comparison: Comparison, summary: pd.DataFrame) -> list[Section]:
+    """The section about the `heldout_summary`, if any finished run was scored."""
     metric = comparison.metric
-    summary = heldout_summary(comparison)
     if summary.empty:
         return []
     pairs = paired_gaps(comparison.measured_by(metric.heldout))

@@ -72,33 +72,35 @@ def paper_tables(
     that agrees with the published settings (`when`) and with the `keys` of a row.
     """
     ours = _our_values(comparison, targets, quantities)
-    runs = _addressed(comparison)
-    tables = [_paper_table(entry, runs, ours) for entry in published]
+    places = _places(comparison)
+    tables = [_paper_table(entry, places, ours) for entry in published]
     return [table for table in tables if table is not None]
 
 
-def _addressed(comparison: Comparison) -> pd.DataFrame:
-    """The runs by what published tables call them.
+def _places(comparison: Comparison) -> list[dict[Any, Any]]:
+    """Each setting and label once, with its configuration and what published tables call it.
 
-    Beside the label there is `with_gain`, the variant with its gain, which a label has only where
-    gains vary, and `relative_hidden`, the width over that of the baseline.
+    Beside the label that is `with_gain`, the variant with its gain, which a label has only where
+    gains vary; and `relative_hidden`, the width over that of the baseline.
     """
-    runs = comparison.runs
-    baseline = runs[runs["label"] == comparison.baseline].groupby("setting")["hidden"].first()
+    runs = comparison.runs.drop_duplicates(GROUP)
+    baseline = runs[runs["label"] == comparison.baseline].set_index("setting")["hidden"]
     return runs.assign(
         with_gain=runs["variant"] + " gain=" + runs["gain"].map(value_text),
         relative_hidden=runs["hidden"] / runs["setting"].map(baseline).astype(float),
-    )
+    ).to_dict("records")
 
 
-def _paper_table(entry: Mapping[str, Any], runs: pd.DataFrame, ours: Values) -> Table | None:
+def _paper_table(
+    entry: Mapping[str, Any], places: Sequence[Mapping[Any, Any]], ours: Values
+) -> Table | None:
     keys, source = entry["keys"], entry.get("source", "paper")
     quantities = list(dict.fromkeys(key for row in entry["rows"] for key in row if key not in keys))
     lines = []
     for row in entry["rows"]:
         address = {key: value_text(row[key]) for key in keys}
         where = {**entry.get("when", {}), **{key: row[key] for key in keys if key != "variant"}}
-        mine = {key: _ours(runs, ours, where, key, row) for key in quantities}
+        mine = {key: _ours(places, ours, where, key, row) for key in quantities}
         theirs = {key: row.get(key) for key in quantities}
         difference = {
             key: mine[key] - theirs[key]
@@ -126,17 +128,23 @@ def _paper_table(entry: Mapping[str, Any], runs: pd.DataFrame, ours: Values) -> 
 
 
 def _ours(
-    runs: pd.DataFrame, ours: Values, where: Mapping[str, Any], key: str, row: Mapping[str, Any]
+    places: Sequence[Mapping[Any, Any]],
+    ours: Values,
+    where: Mapping[str, Any],
+    key: str,
+    row: Mapping[str, Any],
 ) -> Any:
     """Our number for a published one; `swiglu/params` names its variant, else the row does."""
     named, _, quantity = key.rpartition("/")
     variant = named or row["variant"]
-    runs = runs[(runs[["label", "variant", "with_gain"]] == variant).any(axis=1)]
-    for column, value in where.items():
-        allowed = value if isinstance(value, list) else [value]
-        runs = runs[runs[column].isin(allowed)] if column in runs else runs[:0]
-    places = runs[GROUP].drop_duplicates()
-    return ours.get((*places.iloc[0], quantity)) if len(places) == 1 else None
+    allowed = {key: value if isinstance(value, list) else [value] for key, value in where.items()}
+    found = [
+        place
+        for place in places
+        if variant in (place["label"], place["variant"], place["with_gain"])
+        and all(place.get(column) in values for column, values in allowed.items())
+    ]
+    return ours.get((found[0]["setting"], found[0]["label"], quantity)) if len(found) == 1 else None
 
 
 def _our_values(

@@ -53,27 +53,39 @@ def slice_gaps(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
     Columns: those of `gap_statistics` on the losses of a slice; loss and baseline_loss, their means
     over the pairs; count, the tokens of the slice. The paper gives neither counts nor intervals.
     """
-    runs, tables = comparison.runs, []
-    for name in SLICES:
-        mine = probes[(probes["probe"] == "pmi") & (probes["group"] == name)].set_index("run_id")
-        known = {column: runs["run_id"].map(mine[column]) for column in ("value", "count")}
-        sliced = replace(comparison, runs=runs.assign(**known)).measured_by("value")
-        pairs = paired_gaps(sliced)
-        paired = pairs[pairs["pair"] == "paired"].groupby(GROUP)
-        means = paired.agg(loss=("value", "mean"), baseline_loss=("value_baseline", "mean"))
-        counts = sliced.runs.groupby(GROUP)["count"].first()
-        table = gap_statistics(pairs, sliced.metric).assign(slice=name)
-        for more in (means, counts):
-            table = table.merge(more.reset_index(), on=GROUP)
-        tables.append(table)
+    mine = probes[probes["probe"] == "pmi"].set_index("run_id")
+    tables = [
+        _gaps_in_slice(comparison, mine[mine["group"] == name]).assign(slice=name)
+        for name in SLICES
+        if (mine["group"] == name).any()
+    ]
+    if not tables:
+        return pd.DataFrame(columns=[*GROUP, "slice", "mean_gap"])
     gaps = pd.concat(tables, ignore_index=True)
     # Stable: slices stay in order within their variant.
     place = gaps.groupby(GROUP, sort=False).ngroup()
     return gaps.iloc[np.argsort(place, kind="stable")].reset_index(drop=True)
 
 
-def probe_quantities(comparison: Comparison, probes: pd.DataFrame) -> list[pd.DataFrame]:
-    """What the papers' tables give of the probes, by setting and label.
+def _gaps_in_slice(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
+    """`slice_gaps` of the rows of one slice, by run id."""
+    runs = comparison.runs
+    known = {column: runs["run_id"].map(probes[column]) for column in ("value", "count")}
+    sliced = replace(comparison, runs=runs.assign(**known)).measured_by("value")
+    pairs = paired_gaps(sliced)
+    paired = pairs[pairs["pair"] == "paired"].groupby(GROUP)
+    means = paired.agg(loss=("value", "mean"), baseline_loss=("value_baseline", "mean"))
+    counts = sliced.runs.groupby(GROUP)["count"].first()
+    table = gap_statistics(pairs, sliced.metric)
+    for more in (means, counts):
+        table = table.merge(more.reset_index(), on=GROUP)
+    return table
+
+
+def probe_quantities(
+    comparison: Comparison, probes: pd.DataFrame, gaps: pd.DataFrame
+) -> list[pd.DataFrame]:
+    """What the papers' tables give of the probes, by setting and label; `gaps` are `slice_gaps`.
 
     Columns: minimal_pairs (%), exact_match, multiplication, `pmi_gap_` and a slice.
     """
@@ -84,16 +96,15 @@ def probe_quantities(comparison: Comparison, probes: pd.DataFrame) -> list[pd.Da
         _by_group(probe_means(comparison, probes, "arithmetic")).rename(
             columns={"all": "exact_match"}
         ),
-        slice_gaps(comparison, probes)
-        .pivot(index=GROUP, columns="slice", values="mean_gap")
-        .add_prefix("pmi_gap_"),
+        gaps.pivot(index=GROUP, columns="slice", values="mean_gap").add_prefix("pmi_gap_"),
     ]
     return [frame.reset_index() for frame in wide]
 
 
-def probes_section(comparison: Comparison, probes: pd.DataFrame) -> list[Section]:
-    """The section about everything that was probed, if anything was."""
-    gaps = slice_gaps(comparison, probes)
+def probes_section(
+    comparison: Comparison, probes: pd.DataFrame, gaps: pd.DataFrame
+) -> list[Section]:
+    """The section about everything that was probed, if anything was; `gaps` are `slice_gaps`."""
     tables = [
         *_minimal_pairs_table(probe_means(comparison, probes, "minimal_pairs")),
         *_arithmetic_table(probe_means(comparison, probes, "arithmetic")),
