@@ -249,12 +249,14 @@ def test_a_killed_search_is_continued_as_if_it_had_not_been(tmp_path: Path) -> N
     reference, store = tmp_path / "reference", tmp_path / "store"
     code, _, stderr = run(space, reference)
     assert code == 0, stderr
-    for count in (2, 6):
+    for count, ending in ((2, signal.SIGKILL), (6, signal.SIGINT)):
         process = start(space, store)
         wait_until(lambda n=count: len(suggested(store)) >= n and checkpoints(store), process)  # type: ignore[misc]
         workers = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.send_signal(ending)
+        stdout, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == (130 if ending == signal.SIGINT else -signal.SIGKILL)
+        assert ending == signal.SIGKILL or json.loads(stdout)["interrupted"]
         psutil.wait_procs(workers, timeout=60)
     code, summary, stderr = run(space, store)
     assert code == 0, stderr

@@ -293,7 +293,10 @@ def two_studies(store: Store, **search: Any) -> tuple[Plan, StudiesSearch]:
     plan = plan_in(store, {**content(num_suggestions=2, **search), "grid": grid})
     to_come = [run for study in plan.studies for run in study.to_come]
     progress = SweepProgress(Console(quiet=True), [], to_come)
-    return plan, search_config(plan, store, progress)[0]
+    searcher, config = search_config(plan, store, progress)
+    # All that can go on at once, as far as there are workers.
+    assert config.max_concurrent_trials == max(1, sum(one.is_ready for one in plan.studies))
+    return plan, searcher
 
 
 def test_studies_take_turns_until_all_is_suggested(store: Store) -> None:

@@ -328,3 +328,44 @@ def test_the_best_is_near_itself_and_levels_of_seeds_do_not_matter(
     assert all(mean > worst_near for mean, is_near in zip(means, near, strict=True) if not is_near)
     shifted = [(first + levels[0], second + levels[1]) for first, second in losses]
     assert near_best(shifted) == near
+
+
+def test_with_two_keys_each_has_its_interval_and_figure(store: Store) -> None:
+    rates = [1e-4, 1e-3, 1e-2]
+    tried = [{"gain": gain, "learning_rate": rate} for gain in (4.0, 8.0) for rate in rates]
+
+    def of(seeds: Sequence[int], values: Mapping[str, float]) -> list[dict[str, Any]]:
+        rate = values["learning_rate"]
+        return [planned_run("triplu", s, gain=values["gain"], learning_rate=rate) for s in seeds]
+
+    def by_both(run: Mapping[str, Any]) -> float:
+        near = abs(math.log10(run["learning_rate"] / 1e-3)) + (run["gain"] == 4.0)
+        return 1.0 + 0.1 * near + 0.01 * int(run["seed"])
+
+    best = {"gain": 8.0, "learning_rate": 1e-3}
+    fresh = of(FRESH, best)
+    confirmation = {"best": ids(fresh), "fixed": [], "baseline": []}
+    found = study("triplu", keys=["gain", "learning_rate"], fixed=None, confirmation=confirmation)
+    keys = {key: {"low": 1e-5, "high": 60, "log": True} for key in best}
+    runs = [run for values in tried for run in of(SEEDS, values)] + fresh
+    write(store, runs, search({**found, "best": best}, keys=keys, num_suggestions=6), by_both)
+    for number, values in enumerate(tried, 1):
+        record = {
+            "space": "gains", "study": "triplu-5eed", "number": number, "values": values,
+            "pruned": None, "run_ids": ids(of(SEEDS, values)),
+        }  # fmt: skip
+        store.write_record(f"searches/gains/triplu-5eed/{number:04}", record)
+    report = build_report(store, "gains")
+    # Without noise nothing but the best itself is as good as the best.
+    headings = [column.heading for column in table(report, "search").columns]
+    (row,) = table(report, "search").rows()
+    assert [row[headings.index(f"best {key}")] for key in ("gain", "learning rate")] == [
+        "8", "0.001"
+    ]  # fmt: skip
+    frame = table(report, "search").frame
+    assert frame[["low_learning_rate", "high_learning_rate"]].to_numpy().tolist() == [["0.001"] * 2]
+    drawn = {one.name: one.draw().axes[0] for one in report.figures() if "search_by" in one.name}
+    assert drawn.keys() == {"search_by_gain", "search_by_learning_rate"}
+    # Dots that a line would join at random are left alone.
+    assert {line.get_linestyle() for line in drawn["search_by_gain"].lines} >= {"None"}
+    assert "confirmation" not in {one.name for one in report.tables()}

@@ -58,10 +58,15 @@ def search_config(
     ]
     search = StudiesSearch([StudySearch(one, store, space.name) for one in studies], progress)
     scheduler = StudiesAsha(studies, store) if space.search.pruning == "asha" else None
-    config = tune.TuneConfig(
-        search_alg=search, scheduler=scheduler, num_samples=-1, reuse_actors=True
+    # Without a limit Tune starts one worker after the other, each with all its imports.
+    most = max(1, len(studies) * space.search.concurrency)
+    return search, tune.TuneConfig(
+        search_alg=search,
+        scheduler=scheduler,
+        num_samples=-1,
+        max_concurrent_trials=most,
+        reuse_actors=True,
     )
-    return search, config
 
 
 class SeededAnew(BaseSampler):

@@ -235,8 +235,10 @@ def _draw_study(
     losses = np.array([one.losses for one in whole], float)
     values = [one.values[key] for one in whole]
     if whole:
-        ax.plot(values, losses, color=colour, linewidth=0.6, alpha=0.45, marker="o", markersize=3.5)
-        ax.plot(values, losses.mean(axis=1), color=colour)
+        # With a second key, neighbours by this one are none.
+        line, mean = ("-", "") if len(study.keys) == 1 else ("none", "_")
+        ax.plot(values, losses, color=colour, ls=line, lw=0.6, alpha=0.45, marker="o", ms=3.5)
+        ax.plot(values, losses.mean(axis=1), color=colour, ls=line, marker=mean, ms=9)
     lost = [one.values[key] for one in tried if one.mean is None]
     top = ax.get_xaxis_transform()
     ax.scatter(lost, [0.97] * len(lost), marker="x", color=colour, transform=top)
