@@ -339,7 +339,7 @@ def test_with_two_keys_each_has_its_interval_and_figure(store: Store) -> None:
         return [planned_run("triplu", s, gain=values["gain"], learning_rate=rate) for s in seeds]
 
     def by_both(run: Mapping[str, Any]) -> float:
-        near = abs(math.log10(run["learning_rate"] / 1e-3)) + (run["gain"] == 4.0)
+        near = abs(math.log10(float(run["learning_rate"]) / 1e-3)) + float(run["gain"] == 4.0)
         return 1.0 + 0.1 * near + 0.01 * int(run["seed"])
 
     best = {"gain": 8.0, "learning_rate": 1e-3}
