@@ -1,7 +1,8 @@
-"""The environment of worker processes."""
+"""The environment of worker processes, and what a cluster's Ray is started without."""
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 
 def worker_environment() -> dict[str, str]:
@@ -25,3 +26,12 @@ def worker_environment() -> dict[str, str]:
             "MALLOC_CONF": "thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1",
         }
     return environment
+
+
+def without_ray_client(parameters: Any, _head: bool) -> None:
+    """A hook of `ray start`, named by RAY_START_HOOK: Ray's client gets no server.
+
+    Sweeps run on the head, as jobs, and never come in through it; left alone, `ray start` opens its
+    port on all of the head's addresses.
+    """
+    parameters.ray_client_server_port = None
