@@ -102,7 +102,10 @@ class Search(BaseModel):
     With 1 a study is a function of its seed, however often it was interrupted.
     """
     objective: Literal["best_val_loss", "paired_gap"] = "best_val_loss"
+    """The mean over the seeds; `paired_gap`: above the baseline's, whose runs are trained once."""
     confirm_seeds: list[Any] = []
+    """Apart from the space's; the best is trained on them, the baseline, and what it is compared
+    with."""
     pruning: Annotated[Literal["off", "asha"], BeforeValidator(_pruning)] = "off"
     """`asha`: a suggestion whose mean over the seeds is behind at an evaluation is stopped."""
     compare_with: dict[str, Number] | None = None
