@@ -48,7 +48,7 @@ def merge(store: Store) -> int:
 
     A merged file is whole before the first of its single ones is deleted: whatever ends this leaves
     every run there, some of them twice, which readers do not mind. What is damaged, and what
-    belongs to a run that is not finished, stays as it is. Takes 3 ms a run and 100 MiB.
+    belongs to a run that is not finished, stays as it is.
     """
     single = {
         table: {Path(file.path).stem: file.path for file in store.table_files(table, None)}
