@@ -17,7 +17,7 @@ from triplu_ray.leases import (
     Lease,
     claims,
     claims_on,
-    delete_claims,
+    clear_lapsed,
     delete_claims_of,
 )
 from triplu_ray.plan import Cohort
@@ -130,7 +130,7 @@ def test_a_claim_that_is_not_renewed_lapses_by_the_clock_of_the_store(
         assert claim.is_live == is_live
     taken = lease(store, cohorts[0], "second")
     assert taken.acquire() is None
-    delete_claims(store, claims(store, without="second"))
+    assert clear_lapsed(store, without="second") == []
     assert [claim.sweep_id for claim in claims(store)] == ["second"]
     delete_claims_of(store, "second")
     assert claims(store) == []

@@ -223,14 +223,15 @@ def test_a_second_ctrl_c_ends_it_at_once(undisturbed: tuple[Path, Path], tmp_pat
     store = tmp_path / "store"
     process = start(space, store, "num_steps=100000", "checkpoint_seconds=1000")
     wait_until(lambda: len(list(store.glob("running/*.json"))) > 0, process)
-    workers = psutil.Process(process.pid).children(recursive=True)
     # A worker that does not answer: a graceful end would wait for it.
+    workers = psutil.Process(process.pid).children(recursive=True)
     stuck = [child for child in workers if "Trainable" in " ".join(child.cmdline()[:1])]
     for worker in stuck:
         worker.suspend()
     process.send_signal(signal.SIGINT)
     time.sleep(1.0)
     assert process.poll() is None
+    workers = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     code, _, stderr = ended(process)

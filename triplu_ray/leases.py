@@ -157,11 +157,14 @@ class Lease:
             self._store.files.delete(f"{self._name}.json")
 
 
-def delete_claims(store: Store, found: Iterable[Claim]) -> None:
-    """Clear away what has lapsed."""
+def clear_lapsed(store: Store, without: str | None = None) -> list[Claim]:
+    """Clear away what has lapsed; the live claims, but those of the sweep `without`."""
+    found = claims(store, without)
     for claim in found:
-        with contextlib.suppress(UserError):
-            store.files.delete(claim.path)
+        if not claim.is_live:
+            with contextlib.suppress(UserError):
+                store.files.delete(claim.path)
+    return [claim for claim in found if claim.is_live]
 
 
 def delete_claims_of(store: Store, sweep_id: str) -> None:

@@ -19,7 +19,7 @@ from triplu_ray import provenance
 from triplu_ray.corpus import Corpus
 from triplu_ray.errors import UserError
 from triplu_ray.execution import Abilities
-from triplu_ray.leases import Claim, claims, claims_on, delete_claims, delete_claims_of
+from triplu_ray.leases import claims_on, clear_lapsed, delete_claims_of
 from triplu_ray.plan import Cohort, Plan
 from triplu_ray.progress import SweepProgress
 from triplu_ray.raytune.callback import SweepCallback
@@ -95,6 +95,7 @@ def sweep(
             except KeyboardInterrupt:
                 interrupted = True
             delete_claims_of(store, record.sweep_id)
+            clear_lapsed(store)
     trained = store.finished_among([run.run_id for run in plan.missing]) - rounds.of_others
     record.end(len(trained), interrupted)
     if callback.unfit:
@@ -124,7 +125,7 @@ class _Rounds:
         """Until every cohort has ended, here or elsewhere; False if it was interrupted."""
         told = -math.inf
         while self._todo:
-            taken = self._claims_of_others()
+            taken = clear_lapsed(self._store, without=self._job.sweep_id)
             free = [cohort for cohort in self._todo if not claims_on(cohort, taken)]
             if len(free) < len(self._todo) and time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
@@ -142,11 +143,6 @@ class _Rounds:
                 # Two sweeps that gave way to one another should not meet again.
                 time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))
         return True
-
-    def _claims_of_others(self) -> list[Claim]:
-        found = claims(self._store, without=self._job.sweep_id)
-        delete_claims(self._store, (claim for claim in found if not claim.is_live))
-        return [claim for claim in found if claim.is_live]
 
     def _leave_out_finished(self) -> None:
         """Those that remain are not trained here: what is finished of them, others have done."""
