@@ -1,5 +1,6 @@
 """Tiny planned cohorts over the generated stories, for tests of training and sweeps."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,15 +50,22 @@ def write_space(folder: Path, **changes: Any) -> Path:
     """A space file with changed keys; an axis or `select` takes the place of the plain key."""
     content = {**TINY, **changes}
     taken = {*content["grid"], content.get("select", {}).get("key")}
+    taken |= content.get("search", {}).get("keys", {}).keys()
     content = {key: value for key, value in content.items() if key not in taken}
     path = folder / "space.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
 
 
-def plan(folder: Path, finished: frozenset[str] = frozenset(), **changes: Any) -> Plan:
+def plan(
+    folder: Path,
+    finished: frozenset[str] = frozenset(),
+    results: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> Plan:
     facts = CorpusFacts(corpus().vocab_size, corpus().sha256)
-    return make_plan(load_space(write_space(folder, **changes)), lambda _: facts, finished)
+    space = load_space(write_space(folder, **changes))
+    return make_plan(space, lambda _: facts, finished, results)
 
 
 def cohort(folder: Path, **changes: Any) -> Cohort:

@@ -163,6 +163,7 @@ def write_space(
     baseline: str | None = "swiglu",
     targets: tuple[float, ...] = (),
     select: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
     columns: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {},
     probes: Callable[[Mapping[str, Any]], list[dict[str, Any]]] = lambda _: [],
     **row: Any,
@@ -180,6 +181,7 @@ def write_space(
         "runs": planned,
     }
     record |= {"select": dict(select)} if select else {}
+    record |= {"search": dict(search)} if search else {}
     store.write_record(f"spaces/{space}/plan", record)
     for run in planned:
         value = loss(run)

@@ -1,13 +1,14 @@
 """Space files written, read and planned, for the tests of everything that stands on them."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from triplu_ray.plan import CorpusFacts, Plan, make_plan
+from triplu_ray.search import Suggestion
 from triplu_ray.space import Space, load_space
 
 FACTS = CorpusFacts(79, "5eed" * 16)
@@ -46,12 +47,13 @@ def plan_of(
     *overrides: str,
     finished: frozenset[str] = frozenset(),
     results: Mapping[str, float | None] | None = None,
+    suggestions: Mapping[str, Sequence[Suggestion]] | None = None,
     facts: CorpusFacts = FACTS,
     beside: Mapping[str, Content] | None = None,
 ) -> Plan:
     """The plan of a space file over a corpus that nobody reads."""
     space = space_of(content, *overrides, beside=beside)
-    return make_plan(space, lambda _: facts, finished, results)
+    return make_plan(space, lambda _: facts, finished, results, suggestions)
 
 
 def run_ids(plan: Plan) -> set[str]:

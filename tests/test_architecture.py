@@ -55,6 +55,20 @@ def test_only_the_corpus_imports_what_a_gpu_machine_may_lack(library: str) -> No
     assert importers == {"corpus"}
 
 
+def test_who_does_not_search_never_waits_for_optuna() -> None:
+    importers = [
+        path for path in MODULES if any(n.split(".")[0] == "optuna" for n in imports(path))
+    ]
+    assert importers == [PACKAGE / "raytune" / "sampling.py"]
+    for path in MODULES:
+        at_import = [
+            node.module
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ImportFrom)
+        ]
+        assert "triplu_ray.raytune.search" not in at_import, path
+
+
 @pytest.mark.parametrize("stage", FLOW)
 def test_a_stage_imports_nothing_that_comes_after_it(stage: str) -> None:
     later = set(FLOW[FLOW.index(stage) + 1 :]) - CALLERS.get(stage, set())

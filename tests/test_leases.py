@@ -25,11 +25,6 @@ from triplu_ray.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
-@pytest.fixture
 def cohorts(tmp_path: Path) -> tuple[Cohort, ...]:
     """Two of two runs each."""
     return plan(tmp_path, cohort=2).cohorts

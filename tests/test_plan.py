@@ -13,7 +13,8 @@ from variants import CONFIGS
 from triplu_ray.config import RunConfig, resolve_ffn
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import FeedForwardConfig
-from triplu_ray.plan import CorpusFacts, Plan, PlannedRun, make_plan, matched_width
+from triplu_ray.plan import CorpusFacts, Plan, PlannedRun, make_plan
+from triplu_ray.resolve import matched_width
 from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND, Machine
 
 ffns = st.sampled_from(CONFIGS)
@@ -374,7 +375,7 @@ def test_code_is_compiled_where_all_its_cohorts_together_pay_for_it() -> None:
     long = {"seed": list(range(40)), "variant": ["triplu"]}
     for grid, expected in ((short, False), (long, True)):
         plan = plan_of({**space, "grid": grid})
-        compiled = plan.compiled_cohorts(Machine())
+        compiled = plan.compiled(Machine())
         assert compiled == frozenset(c.cohort_id for c in plan.cohorts if expected)
 
 

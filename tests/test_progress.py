@@ -1,5 +1,6 @@
 import io
 import itertools
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -110,6 +111,23 @@ def test_failures_and_retries_are_told_with_their_reason(clock: Clock) -> None:
     assert text.getvalue().splitlines() == [
         "again swiglu L2 lr 0.0003 seed 1: OSError: [/gone] [red]",
         "failed swiglu L2 lr 0.0003 seed 1: ValueError: [0]",
+    ]
+
+
+def test_suggestions_count_before_they_are_known(clock: Clock) -> None:
+    first, second = cohorts()
+    out, text = console()
+    runs = [run for cohort in (first, second, second) for run in cohort.runs]
+    with SweepProgress(out, [], runs) as shown:
+        shown.added(replace(first, values="gain 4.7"))
+        clock.now += 20
+        shown.finished(first.cohort_id)
+        shown.added(replace(second, values="gain 9"))
+        shown.pruned(second.cohort_id)
+    assert text.getvalue().splitlines() == [
+        # A third is done: 40 s are left.
+        "finished swiglu L2 lr 0.0003 seed 1 gain 4.7; 1 of 3 runs, about 40 s left",
+        "stopped early swiglu L2 lr 0.0003 seed 2 gain 9; 1 of 2 runs, about 10 s left",
     ]
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -151,6 +152,97 @@ def test_each_variant_is_evaluated_at_the_rate_it_chose(tmp_path: Path) -> None:
         assert f"chosen for {variant}: learning_rate {best:g}" in stderr
     # 100 steps at 1e-4 hardly move a model.
     assert (runs.loc[~is_candidate, "learning_rate"] == 1e-2).all()
+
+
+SEARCH: dict[str, Any] = {
+    "search": {
+        "keys": {"gain": {"low": 0.5, "high": 60, "log": True}},
+        "num_suggestions": 3,
+        "confirm_seeds": [11],
+    }
+}
+
+
+def suggested(store: Path) -> list[dict[str, float]]:
+    """The values that were suggested, in order."""
+    records = Store(str(store)).read_records("searches")
+    return [record["values"] for record in sorted(records, key=lambda record: record["number"])]
+
+
+def test_a_search_suggests_trains_and_confirms(tmp_path: Path) -> None:
+    space, store = write_space(tmp_path, num_steps=40, **SEARCH), tmp_path / "store"
+    code, summary, stderr = run(space, store)
+    assert code == 0, stderr
+    # SwiGLU on three seeds, three suggestions on two, the best and the paper's gain on one.
+    assert {key: summary[key] for key in ("runs", "pending", "trained", "failed")} == {
+        "runs": 11, "pending": 0, "trained": 11, "failed": [],
+    }  # fmt: skip
+    runs = runs_and_curves(store)[0]
+    gains = [values["gain"] for values in suggested(store)]
+    assert len(set(gains)) == 3
+    searched = runs[(runs["variant"] == "triplu") & (runs["seed"] < 10)]
+    assert sorted(zip(searched["gain"], searched["seed"], strict=True)) == sorted(
+        (gain, seed) for gain in gains for seed in (1, 2)
+    )
+    # The seeds of a suggestion are one cohort, though a CPU gains nothing by it.
+    assert searched["hardware"].str.contains("cohort of 2").all()
+    assert searched.groupby("gain")["cohort_id"].nunique().tolist() == [1, 1, 1]
+    best = float(str(searched.groupby("gain")["best_val_loss"].mean().idxmin()))
+    fresh = runs[(runs["variant"] == "triplu") & (runs["seed"] == 11)]
+    assert sorted(fresh["gain"]) == sorted([best, 5.0])
+    assert f"triplu: 3 of 3 suggestions done; best gain {best:g}" in stderr
+    assert f"finished triplu L1 lr 0.001 seed 1, 2 gain {gains[0]:g}; " in stderr
+    assert checkpoints(store) == []
+
+
+@pytest.mark.slow
+def test_a_killed_search_is_continued_as_if_it_had_not_been(tmp_path: Path) -> None:
+    settings = {**SEARCH["search"], "num_suggestions": 7, "confirm_seeds": []}
+    grid = {"seed": [1, 2], "variant": ["triplu"]}
+    space = write_space(tmp_path, grid=grid, search=settings, **LONG)
+    reference, store = tmp_path / "reference", tmp_path / "store"
+    code, _, stderr = run(space, reference)
+    assert code == 0, stderr
+    for count, ending in ((2, signal.SIGKILL), (6, signal.SIGINT)):
+        process = start(space, store)
+        wait_until(lambda n=count: len(suggested(store)) >= n and checkpoints(store), process)  # type: ignore[misc]
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(ending)
+        stdout, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == (130 if ending == signal.SIGINT else -signal.SIGKILL)
+        assert ending == signal.SIGKILL or json.loads(stdout)["interrupted"]
+        psutil.wait_procs(workers, timeout=60)
+    code, summary, stderr = run(space, store)
+    assert code == 0, stderr
+    assert summary["trained"] < 14
+    assert suggested(store) == suggested(reference)
+    runs = assert_complete_and_equal(store, reference)
+    assert runs["resumes"].max() == 1
+
+
+@pytest.mark.slow
+def test_a_suggestion_that_is_behind_is_stopped(tmp_path: Path) -> None:
+    """Learning rates of which most are hopeless."""
+    settings = {
+        "keys": {"learning_rate": {"low": 1e-6, "high": 1e-2, "log": True}},
+        "num_suggestions": 6, "sampler": "random", "pruning": "asha",
+    }  # fmt: skip
+    grid = {"seed": [1, 2], "variant": ["triplu"]}
+    space = write_space(tmp_path, grid=grid, search=settings, **{**LONG, "eval_interval": 50})
+    store = tmp_path / "store"
+    code, summary, stderr = run(space, store, "checkpoint_seconds=0.05")
+    assert code == 0, stderr
+    records = Store(str(store)).read_records("searches")
+    stopped = [record for record in records if record["pruned"]]
+    assert 0 < len(stopped) < 6
+    assert all(len(record["pruned"]) < 20 for record in stopped)
+    assert stderr.count("stopped early triplu") == len(stopped)
+    runs = runs_and_curves(store)[0]
+    assert len(runs) == summary["trained"] == 2 * (6 - len(stopped))
+    # A mean over seeds stops both of them, or none.
+    assert runs.groupby("learning_rate")["seed"].nunique().eq(2).all()
+    assert runs["learning_rate"].max() == max(r["values"]["learning_rate"] for r in records)
+    assert checkpoints(store) == []
 
 
 def test_a_killed_driver_is_continued(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:

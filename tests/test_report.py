@@ -36,11 +36,6 @@ def loss(run: Any) -> float:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
-@pytest.fixture
 def main_report(store: Store) -> Report:
     planned = [planned_run(variant, seed) for variant in FEED_FORWARD for seed in (1, 2, 3)]
     write_space(store, "main_1m", planned, loss, targets=(1.10, 1.08))

@@ -1,7 +1,6 @@
 """The published tables of the subword protocol, the probes and the untied squared ReLU."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -22,11 +21,6 @@ L8: dict[str, Any] = {
     "learning_rate": 1e-5,
     "train_budget_bytes": 100_000_000,
 }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
 
 
 def rows(space: str, table: str) -> list[dict[str, Any]]:

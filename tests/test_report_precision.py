@@ -33,11 +33,6 @@ BF16 = {("swiglu", 1): 1.101, ("swiglu", 2): 1.124, ("triplu", 1): 1.068, ("trip
 Losses = dict[tuple[str, int], float]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 def write(
     store: Store, space: str, losses: Losses, row: dict[str, Any] | None = None, **config: Any
 ) -> list[str]:

@@ -16,11 +16,6 @@ from triplu_ray.store import Store
 PREFIX = {"kind": "polyglu", "pooling": "prefix", "decay_preferences": False}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 def report(
     store: Store, values: Mapping[str, Any], name: str, baseline: str | None = "swiglu"
 ) -> Report:

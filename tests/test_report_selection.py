@@ -57,11 +57,6 @@ def compared(chosen: Mapping[str, float], seeds: Sequence[int] = (1, 2, 3)) -> l
     ]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(str(tmp_path_factory.mktemp("zoo")))

@@ -36,11 +36,6 @@ def heldout(run: Mapping[str, Any]) -> dict[str, Any]:
     return {**bits(run), "heldout_loss": 1.0, "heldout_bits_per_byte": HELDOUT[key(run)]}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 def report(store: Store, columns: Columns, **config: Any) -> Report:
     planned = [planned_run(variant, seed, **config) for variant, seed in NATS_A_TOKEN]
     write_space(store, "subword", planned, lambda run: NATS_A_TOKEN[key(run)], columns=columns,

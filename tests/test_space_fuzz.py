@@ -44,6 +44,20 @@ SOUND: dict[str, list[Any]] = {
         {"key": "num_steps", "values": [250, 500], "seeds": [1, 8]},
         {"values": [1]},
     ],
+    "search": [
+        {"keys": {"gain": {"low": 1, "high": 9.5, "log": True}}, "num_suggestions": 2},
+        {
+            "keys": {
+                "learning_rate": {"low": 1e-3, "high": 1},
+                "num_layers": {"low": 1, "high": 2},
+            },
+            "num_suggestions": 1,
+            "confirm_seeds": [2, 8],
+            "objective": "paired_gap",
+        },
+        {"keys": {"num_heads": {"low": 1, "high": 3}}, "num_suggestions": 3, "pruning": "asha"},
+        {"keys": {"gain": {"low": -1}}},
+    ],
 }
 
 

@@ -22,11 +22,6 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "results"))
-
-
-@pytest.fixture
 def planned(tmp_path: Path, store: Store) -> Plan:
     """Eight runs of equal cost, each 20 steps of 64 tokens."""
     planned = plan(tmp_path, grid={"seed": [1, 2, 3, 4], "variant": ["swiglu", "triplu"]})
@@ -104,6 +99,45 @@ def test_plans_of_a_space_are_one(store: Store, planned: Plan, tmp_path: Path) -
     assert [(s.space, s.planned) for s in read_status(store)] == [("other", 1), ("tiny", 9)]
     assert [s.space for s in read_status(store, ["tiny"])] == ["tiny"]
     assert len(planned.runs) == 8
+
+
+def test_what_a_selection_decides_later_is_to_come(store: Store, tmp_path: Path) -> None:
+    content: dict[str, Any] = {
+        "grid": {"seed": [1, 2, 3], "variant": ["swiglu", "triplu"]},
+        "select": {"key": "learning_rate", "values": [1e-3, 1e-2], "seeds": [9]},
+    }
+    first = plan(tmp_path, **content)
+    store.write_record("spaces/tiny/first", first.record())
+    (status,) = read_status(store)
+    assert (status.planned, status.to_come) == (4, 6)
+    chosen = plan(tmp_path, results={run.run_id: 1.0 for run in first.runs}, **content)
+    store.write_record("spaces/tiny/a_later_one", chosen.record())
+    (status,) = read_status(store)
+    assert (status.planned, status.to_come) == (10, 0)
+
+
+def test_suggestions_are_runs_of_their_space(store: Store, tmp_path: Path) -> None:
+    keys = {"gain": {"low": 1.0, "high": 9.0}}
+    found = plan(
+        tmp_path,
+        grid={"seed": [1, 2], "variant": ["triplu"]},
+        search={"keys": keys, "num_suggestions": 3, "confirm_seeds": [5]},
+    )
+    store.write_record("spaces/tiny/plan", found.record())
+    # Three suggestions of two seeds; then the best, and the paper's gain, on a seed apart.
+    (status,) = read_status(store)
+    assert (status.planned, status.to_come) == (0, 8)
+    (study,) = found.studies
+    for number, pruned in ((1, None), (2, [3.0])):
+        runs = [run.row() for run in study.runs({"gain": 1.0 + number})]
+        suggestion = {"space": "tiny", "study": study.study_id, "number": number, "runs": runs}
+        name = f"searches/tiny/{study.study_id}/{number:04}"
+        store.write_record(name, {**suggestion, "values": {}, "pruned": pruned})
+    (status,) = read_status(store)
+    assert (status.planned, status.missing, status.to_come) == (2, 2, 4)
+    text = io.StringIO()
+    Console(file=text, width=150).print(status_view([status]))
+    assert "2 + 4" in text.getvalue()
 
 
 def test_a_damaged_run_is_not_done(store: Store, planned: Plan, capsys: Any) -> None:

@@ -19,11 +19,6 @@ from triplu_ray.store import EVAL_COLUMNS, RUN_COLUMNS, SCHEMAS, Store, parquet_
 from triplu_ray.upkeep import merge
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "results"))
-
-
 def a_run(seed: int, loss: float = 1.5, **row: Any) -> dict[str, Any]:
     return stored_run(planned_run("triplu", seed), loss, **row)
 

@@ -16,9 +16,9 @@ from rich.live import Live
 from triplu_ray import __version__
 from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
-from triplu_ray.listings import plan_table, variant_rows, variant_table
+from triplu_ray.listings import plan_json, print_plan, variant_rows, variant_table
 from triplu_ray.plan import CorpusFacts, Plan, make_plan
-from triplu_ray.progress import duration
+from triplu_ray.search import Suggestion, suggestions_of
 from triplu_ray.selection import chosen_lines
 from triplu_ray.sizing import machine_here
 from triplu_ray.space import Header, Space, load_space
@@ -111,43 +111,11 @@ def _plan(options: argparse.Namespace, stderr: Console) -> int:
     plan, _ = _make_plan(space, store, stderr, draft=True)
     machine = machine_here(space.header.resources)
     plan = plan.on(machine)
-    workers = machine.workers
     measured = _measured_rates(store)
-    seconds = plan.estimated_seconds(workers, measured)
-    known = all(run.config.precision in measured for run in plan.missing)
-    estimate_from = "finished runs" if known else "an assumed rate"
     if options.json:
-        _print_json(
-            {
-                "space": space.header.name,
-                "baseline": plan.baseline,
-                "targets": list(space.header.targets),
-                "runs": plan.rows(),
-                "cohorts": [
-                    {"cohort_id": c.cohort_id, "run_ids": [run.run_id for run in c.runs]}
-                    for c in plan.cohorts
-                ],
-                "done": len(plan.done),
-                "missing": len(plan.missing),
-                "pending": plan.pending,
-                "tokens": sum(run.tokens for run in plan.missing),
-                "training_flops": sum(run.training_flops for run in plan.missing),
-                "estimated_seconds": seconds,
-                "estimate_from": estimate_from,
-                "workers": workers,
-            }
-        )
-        return EXIT_DONE
-    console = _stdout()
-    console.print(plan_table(plan))
-    console.print(
-        f"{len(plan.runs)} runs, {len(plan.done)} done, {len(plan.missing)} missing in "
-        f"{len(plan.cohorts)} cohorts; {sum(run.tokens for run in plan.missing):,} token positions "
-        f"to train, about {duration(seconds)} with {workers} workers "
-        f"(from {estimate_from})"
-    )
-    if plan.pending:
-        console.print(f"{plan.pending} more runs are to come, at what these choose")
+        _print_json(plan_json(plan, machine.workers, measured))
+    else:
+        print_plan(plan, machine.workers, measured, _stdout())
     return EXIT_DONE
 
 
@@ -155,17 +123,19 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store, stderr.print)
     space = load_space(options.space, options.overrides)
     plan, corpora = _make_plan(space, store, stderr, draft=False)
-    facts = {run.config.corpus_source: run.corpus for run in plan.runs}
+    facts = {run.config.corpus_source: run.corpus for run in (*plan.runs, *plan.stand_ins)}
     clear_litter(store)
     if set_aside_damaged(store, [run.run_id for run in plan.runs]):
         plan = make_plan(space, facts.__getitem__, *_known(space, store))
-    trained, known = 0, 0
+    trained, known = 0, -1
     # A round may choose the runs of the next one, unless what failed is in the way.
     while len(plan.runs) > known:
         known, done_before = len(plan.runs), len(plan.done) - trained
         store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", plan.record())
         for line in chosen_lines(space.header.select, plan.rows(), plan.axes()):
             stderr.print(f"chosen for {line}")
+        for study in plan.studies:
+            stderr.print(study.line())
         newly_trained, failed, interrupted = _train_missing(options, plan, corpora, store, stderr)
         trained += newly_trained
         if plan.pending and not interrupted:
@@ -198,7 +168,7 @@ def _train_missing(
 ) -> tuple[int, list[dict[str, Any]], bool]:
     """How many runs were trained, which cohorts failed, and whether it was interrupted."""
     name = plan.space.header.name
-    if not plan.missing:
+    if not plan.missing and not plan.is_searching:
         stderr.print(f"{name}: all {len(plan.runs)} runs are done")
         return 0, [], False
     stderr.print(
@@ -218,9 +188,14 @@ def _train_missing(
     return outcome.trained, [vars(failed) for failed in outcome.failed], outcome.interrupted
 
 
-def _known(space: Space, store: Store) -> tuple[frozenset[str], dict[str, float | None]]:
-    """Ids of the finished runs and, where the space selects by them, their losses."""
-    return frozenset(store.finished_run_ids()), store.results() if space.header.select else {}
+def _known(
+    space: Space, store: Store
+) -> tuple[frozenset[str], dict[str, float | None], dict[str, tuple[Suggestion, ...]]]:
+    """Ids of the finished runs and, where the space chooses by them, their losses; suggestions."""
+    header = space.header
+    records = store.read_records(f"searches/{header.name}") if header.search else []
+    results = store.results() if header.chosen_keys else {}
+    return frozenset(store.finished_run_ids()), results, suggestions_of(records)
 
 
 def _same_command(options: argparse.Namespace) -> str:
@@ -254,7 +229,7 @@ def _make_plan(
         return CorpusFacts(corpus.vocab_size, corpus.sha256, corpus.mean_bytes_per_token)
 
     plan = make_plan(space, load, *(_known(space, store) if store else ()))
-    for run in plan.runs:
+    for run in (*plan.runs, *plan.stand_ins):
         if run.corpus.sha256 is not None:
             check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
     return plan, corpora
@@ -292,7 +267,7 @@ def _status(options: argparse.Namespace, stderr: Console) -> int:
         _stdout().print(status_view(found))
     else:
         with Live(status_view(found), console=_stdout(), auto_refresh=False) as live:
-            while any(status.done < status.planned for status in found):
+            while any(status.done < status.planned + status.to_come for status in found):
                 time.sleep(options.watch)
                 found = read_status(store, options.spaces)
                 live.update(status_view(found), refresh=True)

@@ -7,25 +7,18 @@ Missing and diverged runs stay rows with a status: they are counted, and never d
 """
 
 import json
-import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from triplu_ray.config import with_added_keys
-
-Floats = npt.NDArray[np.float64]
+from triplu_ray.significance import Floats, bca_interval, correlation, holm, sign_flip_p, t_interval
 
 GROUP = ["setting", "label"]
-EXACT_SEEDS = 16
-"""Up to so many seeds the sign-flip p is exact."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +87,18 @@ class Comparison:
 
 
 def tidy(
-    runs: pd.DataFrame, planned: pd.DataFrame, baseline: str | None, selected: str | None = None
+    runs: pd.DataFrame,
+    planned: pd.DataFrame,
+    baseline: str | None,
+    selected: Collection[str] = (),
 ) -> Comparison:
     """Join the table `runs` with the planned runs, and find what varies.
 
     `planned` has at least run_id, variant, seed and config; a run that is not in `runs` is missing.
     `config` may be an object or its JSON. `baseline` is a variant or a whole label; it stays None
-    where no label, or more than one, answers to it. A `selected` key, whose value is chosen for
-    each variant, is no part of the setting; runs that differ in it alone stay apart. Losses are
-    bits per byte where all runs have them, else nats a token.
+    where no label, or more than one, answers to it. The `selected` keys, whose values are chosen
+    for each variant, are no part of settings and labels; runs that differ in them alone stay apart.
+    Losses are bits per byte where all runs have them, else nats a token.
     """
     missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
     rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
@@ -110,8 +106,9 @@ def tidy(
         [dict(_flatten(with_added_keys(config))) for config in rows["config"]], dtype=object
     ).infer_objects()
     varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
-    layer = [key for key in varying if key.startswith("ffn.")]
-    context = [key for key in varying if key not in [*layer, "hidden", "seed", selected]]
+    chosen = [str(key) for key in configs if str(key).removeprefix("ffn.") in selected]
+    layer = [key for key in varying if key.startswith("ffn.") and key not in chosen]
+    context = [key for key in varying if key not in [*layer, *chosen, "hidden", "seed"]]
 
     rows = rows.join(configs[configs.columns.difference(rows.columns)])
     rows["setting"] = settings(rows, context)
@@ -134,7 +131,7 @@ def tidy(
     age = [name for name in ("is_stored", "is_finished", "finished_at") if name in rows]
     order = [*context, "is_variant", "variant", *layer, "hidden", "seed"]
     latest = rows.sort_values([*order, *age, "run_id"], key=_sortable).drop_duplicates(
-        [*GROUP, "seed", *([selected] if selected else [])], keep="last"
+        [*GROUP, "seed", *chosen], keep="last"
     )
     return Comparison(
         latest.drop(columns=["is_variant", "is_stored", "is_finished"]).reset_index(drop=True),
@@ -274,80 +271,6 @@ def variant_summary(comparison: Comparison) -> pd.DataFrame:
     baseline = table[table["label"] == comparison.baseline].set_index("setting")["params"]
     table["mismatch"] = table["params"] / table["setting"].map(baseline).astype(float) - 1
     return best_first(table, table[metric.best])
-
-
-def t_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Student's t interval of each row's mean; null below two seeds. `[groups, seeds]`."""
-    groups, n = gaps.shape
-    if n < 2:
-        return np.full(groups, np.nan), np.full(groups, np.nan)
-    half = stats.t.ppf((1 + level) / 2, n - 1) * gaps.std(axis=1, ddof=1) / np.sqrt(n)
-    return gaps.mean(axis=1) - half, gaps.mean(axis=1) + half
-
-
-def bca_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
-    """BCa bootstrap interval of each row's mean; null below three seeds or if all are equal.
-
-    Every row sees the same resamples, so that its interval depends on nothing but the row.
-    """
-    low, high = np.full(len(gaps), np.nan), np.full(len(gaps), np.nan)
-    varied = np.ptp(gaps, axis=1) > 0
-    if gaps.shape[1] >= 3 and varied.any():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a degenerate row is null, and that is the answer
-            interval = stats.bootstrap(
-                (gaps[varied],),
-                np.mean,
-                axis=-1,
-                method="BCa",
-                confidence_level=level,
-                n_resamples=4999,
-                batch=500,
-                rng=np.random.default_rng(0),
-            ).confidence_interval
-        low[varied], high[varied] = interval.low, interval.high
-    return low, high
-
-
-def sign_flip_p(gaps: Floats) -> Floats:
-    """Two-sided p of each row's mean when the sign of every gap is a coin toss.
-
-    Exact (all 2^n sign patterns) up to EXACT_SEEDS seeds; beyond, of as many drawn at random, and
-    the one observed. A pattern serves all rows: of hundreds of pairs, each its own takes minutes.
-    """
-    groups, n = gaps.shape
-    if n < 2:
-        return np.ones(groups)
-    exact, count = n <= EXACT_SEEDS, 2 ** min(n, EXACT_SEEDS)
-    generator = np.random.default_rng(0)
-    # Sums in another order differ in their last bits.
-    observed = np.abs(gaps.sum(axis=1)) - 1e-12 * np.abs(gaps).sum(axis=1)
-    as_large: Floats = np.zeros(groups)
-    for patterns in np.array_split(np.arange(count), math.ceil(count / 4096)):
-        if exact:
-            heads = patterns[:, None] >> np.arange(n) & 1
-        else:
-            heads = generator.integers(0, 2, (len(patterns), n))
-        as_large += (np.abs((2.0 * heads - 1.0) @ gaps.T) >= observed).sum(axis=0)
-    drawn = 0 if exact else 1
-    p_values: Floats = (as_large + drawn) / (count + drawn)
-    return p_values
-
-
-def holm(p_values: "pd.Series[float]") -> "pd.Series[float]":
-    """Holm's correction of the p values of one family; nulls stay null and do not count."""
-    ascending = p_values.dropna().sort_values(kind="stable")
-    corrected = (ascending * np.arange(len(ascending), 0, -1)).cummax().clip(upper=1.0)
-    return corrected.reindex(p_values.index)
-
-
-def correlation(first: Floats, second: Floats) -> Floats:
-    """Pearson correlation of two `[groups, seeds]` by row; null below three seeds."""
-    first = first - first.mean(axis=1, keepdims=True)
-    second = second - second.mean(axis=1, keepdims=True)
-    scale = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
-    known = (scale > 0) & (first.shape[1] >= 3)
-    return np.where(known, (first * second).sum(axis=1) / np.where(known, scale, 1.0), np.nan)
 
 
 def value_text(value: Any) -> str:

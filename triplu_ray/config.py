@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterable, Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -191,7 +192,11 @@ class RunConfig(BaseModel):
     @property
     def pair_key(self) -> str:
         """Equal for runs that differ at most in the feed-forward layer."""
-        return json.dumps(self.model_dump(exclude={"ffn", "hidden"}), sort_keys=True)
+        return self.pair_key_but_for(())
+
+    def pair_key_but_for(self, keys: Iterable[str]) -> str:
+        """Equal for runs that differ at most in the feed-forward layer and these keys."""
+        return json.dumps(self.model_dump(exclude={"ffn", "hidden", *keys}), sort_keys=True)
 
 
 def with_added_keys(config: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +222,21 @@ FFN_KEYS = {key for config in _FFN_CONFIGS for key in config.model_fields} - {"k
 
 VARIANTS = sorted({*ALIASES, *_FFN_BY_KIND})
 """What the key `variant` may say: kinds, and the papers' names."""
+
+
+def _number(kind: Any) -> type[int] | type[float] | None:
+    """What a field that is a number, or a number or None, holds; None for all others."""
+    kinds = set(get_args(kind) or [kind]) - {NoneType}
+    return kinds.pop() if kinds in ({int}, {float}) else None
+
+
+NUMBERS: dict[str, type[int] | type[float]] = {
+    key: number
+    for config in (RunConfig, *_FFN_CONFIGS)
+    for key, kind in get_type_hints(config).items()
+    if (number := _number(kind))
+}
+"""The keys that are numbers, of runs and of variants."""
 
 
 def is_complete(variant: str) -> bool:

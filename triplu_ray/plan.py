@@ -2,25 +2,22 @@
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from triplu_ray.config import FFN_KEYS, RunConfig, explain, ffn_keys_of, resolve_ffn, short_hash
+from triplu_ray.config import RunConfig, short_hash
 from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
-from triplu_ray.ffn import FeedForwardConfig
-from triplu_ray.selection import Selection, two_stages
+from triplu_ray.grid import expand
+from triplu_ray.resolve import Baseline, resolve_baseline, resolve_config
+from triplu_ray.search import Suggestion, in_words
+from triplu_ray.selection import two_stages
 from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND, Machine, cohort_size, compiling_pays
-from triplu_ray.space import Axis, Block, Header, Space
-
-MAX_COMBINATIONS = 1_000_000
-"""Of one block; more is a slip, and would take minutes to list."""
+from triplu_ray.space import Header, Space
+from triplu_ray.studies import Study, search_runs
 
 
 class CorpusFacts(NamedTuple):
@@ -57,6 +54,11 @@ class PlannedRun:
         return self.config.shape(self.corpus.vocab_size).flops_per_token(self.config.ffn)
 
     @property
+    def uniform_loss(self) -> float:
+        """The loss of a guess that knows nothing, nats a token."""
+        return math.log(self.corpus.vocab_size)
+
+    @property
     def tokens(self) -> int:
         """Token positions of the whole training."""
         return self.config.num_steps * self.config.tokens_per_step
@@ -91,6 +93,8 @@ class Cohort:
     """Runs of equal shapes, trained in lock-step in one process."""
 
     runs: tuple[PlannedRun, ...]
+    values: str = ""
+    """Those that were suggested for it, in words."""
 
     @cached_property
     def cohort_id(self) -> str:
@@ -102,13 +106,22 @@ class Cohort:
         """What it trains, in a few words."""
         config = self.runs[0].config
         seeds = ", ".join(str(run.config.seed) for run in self.runs)
-        return f"{config.ffn.label} L{config.num_layers} lr {config.learning_rate:g} seed {seeds}"
+        words = f"{config.ffn.label} L{config.num_layers} lr {config.learning_rate:g} seed {seeds}"
+        return f"{words} {self.values}".strip()
 
     @cached_property
     def code_key(self) -> str:
         """Equal for cohorts that run the same code."""
         first = self.runs[0]
         return first.config.code_key(first.corpus.vocab_size, len(self.runs))
+
+
+PlannedStudy = Study[PlannedRun]
+
+
+def suggested_cohort(study: PlannedStudy, values: Mapping[str, float]) -> Cohort:
+    """The runs of a suggestion, one for each seed."""
+    return Cohort(tuple(study.runs(values)), in_words(values))
 
 
 @dataclass(frozen=True)
@@ -120,8 +133,9 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     cohorts: tuple[Cohort, ...]
     done: frozenset[str]
-    pending: int = 0
-    """Runs that are known once `select` has chosen for them."""
+    stand_ins: tuple[PlannedRun, ...] = ()
+    """As many runs, of the same cost, as will be known once `select` or `search` has gone on."""
+    studies: tuple[PlannedStudy, ...] = ()
 
     @property
     def plan_id(self) -> str:
@@ -134,29 +148,51 @@ class Plan:
         """Runs that a sweep would train."""
         return tuple(run for run in self.runs if run.run_id not in self.done)
 
+    @property
+    def pending(self) -> int:
+        """Runs that are not known yet."""
+        return len(self.stand_ins)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a study has suggestions to come, or to train."""
+        return not all(study.is_done for study in self.studies)
+
+    @cached_property
+    def suggested(self) -> frozenset[str]:
+        """Ids of the runs that are trained suggestion by suggestion, not in `cohorts`."""
+        return frozenset(
+            run.run_id
+            for study in self.studies
+            for suggestion in study.suggestions
+            for run in study.runs(suggestion.values)
+        )
+
     def on(self, machine: Machine) -> "Plan":
         """The same runs in cohorts that suit the machine."""
-        header = self.space.header
-        return replace(self, cohorts=_form_cohorts(self.runs, header, self.done, machine))
+        runs = [run for run in self.runs if run.run_id not in self.suggested]
+        return replace(self, cohorts=_form_cohorts(runs, self.space.header, self.done, machine))
 
-    def compiled_cohorts(self, machine: Machine) -> frozenset[str]:
-        """Ids of the cohorts whose code is worth compiling."""
+    def compiled(self, machine: Machine) -> frozenset[str]:
+        """Ids of the cohorts, and of the studies, whose code is worth compiling."""
+        cohorts = {cohort.cohort_id: [cohort] for cohort in self.cohorts}
+        cohorts |= {study.study_id: _cohorts_to_come(study) for study in self.studies}
         flops: dict[str, int] = {}
-        for cohort in self.cohorts:
+        for cohort in itertools.chain(*cohorts.values()):
             work = sum(run.training_flops for run in cohort.runs)
             flops[cohort.code_key] = flops.get(cohort.code_key, 0) + work
         return frozenset(
-            cohort.cohort_id
-            for cohort in self.cohorts
+            name
+            for name, of_name in cohorts.items()
+            for cohort in of_name[:1]
             for config in [cohort.runs[0].config]
             if compiling_pays(config.precision, config.num_layers, flops[cohort.code_key], machine)
         )
 
     def axes(self) -> list[str]:
-        """Keys that some grid of the space varies, and the one that it selects."""
-        select = self.space.header.select
-        selected = {select.key} if select else set()
-        return sorted({key for block in self.space.blocks for key in block.grid} | selected)
+        """Keys that some grid of the space varies, and those that it selects or searches."""
+        keys = {key for block in self.space.blocks for key in block.grid}
+        return sorted(keys.union(self.space.header.chosen_keys))
 
     def rows(self) -> list[dict[str, Any]]:
         """`PlannedRun.row` of every run, with the values of all axes."""
@@ -176,14 +212,18 @@ class Plan:
             "description": header.description,
             "baseline": self.baseline,
             "targets": list(header.targets),
+            "pending": self.pending,
             "select": header.select and header.select.model_dump(),
+            "search": header.search
+            and header.search.model_dump() | {"studies": [one.record() for one in self.studies]},
             "runs": [run.row() for run in self.runs],
         }
 
     def estimated_seconds(self, workers: int, measured: Mapping[str, float]) -> float:
-        """Training time of the missing runs: FLOPs a second by precision, measured or assumed."""
+        """Training time of all runs to come: FLOPs a second by precision, measured or assumed."""
         rates = {**EAGER_FLOPS_PER_SECOND, **measured}
-        return sum(r.training_flops / rates[r.config.precision] for r in self.missing) / workers
+        runs = (*self.missing, *self.stand_ins)
+        return sum(run.training_flops / rates[run.config.precision] for run in runs) / workers
 
 
 def make_plan(
@@ -191,48 +231,79 @@ def make_plan(
     corpus_facts: Callable[[CorpusSource], CorpusFacts],
     finished: frozenset[str] = frozenset(),
     results: Mapping[str, float | None] | None = None,
+    suggestions: Mapping[str, Sequence[Suggestion]] | None = None,
 ) -> Plan:
     """Expand a space; raises UserError for combinations that make no run.
 
     A budget of bytes becomes `num_steps` here: as many updates as its share of the training text,
     bytes over the mean bytes of a token, holds.
 
-    `results`, for a space that selects, are the best losses of finished runs by id, None if
-    diverged: they decide which of its runs are known (`selection.two_stages`).
+    `results`, for a space that selects or searches, are the best losses of finished runs by id,
+    None if diverged, and `suggestions` those made so far, by study: they decide which of its runs
+    are known (`selection.two_stages`, `studies.search_runs`).
     """
-    baseline = _resolve_baseline(space)
+    header, baseline = space.header, resolve_baseline(space)
+    label = baseline and baseline[0].label
+    facts: dict[CorpusSource, CorpusFacts] = {}
 
-    def resolve(settings: dict[str, Any], where: str) -> PlannedRun:
-        return _resolve_run(settings, baseline, corpus_facts, where)
+    def look_up(source: CorpusSource) -> CorpusFacts:
+        if source not in facts:
+            facts[source] = corpus_facts(source)
+        return facts[source]
 
+    resolve = partial(_resolve_run, baseline=baseline, corpus_facts=look_up)
     wanted = (
         (settings, where)
         for index, block in enumerate(space.blocks)
         for where in [f"{space.origin}: blocks[{index}]" if space.blocks[1:] else space.origin]
         for settings in expand(block, where)
     )
-    if space.header.select is None:
-        known, pending = [resolve(*run) for run in wanted], 0
+    stand_ins: list[PlannedRun] = []
+    studies: tuple[PlannedStudy, ...] = ()
+    if header.select is not None:
+        known, stand_ins = two_stages(header.select, wanted, resolve, results or {})
+    elif header.search is not None:
+        axes = {key for block in space.blocks for key in block.grid}
+        made = search_runs(
+            header.search, wanted, axes, resolve, label, results or {}, suggestions or {}
+        )
+        known, stand_ins = made.runs, made.stand_ins
+        # Workers make runs too, of facts that travel.
+        travelling = partial(_resolve_run, baseline=baseline, corpus_facts=facts.__getitem__)
+        studies = tuple(replace(study, resolve=travelling) for study in made.studies)
+        for study in studies:
+            if header.cohort != "auto" and header.cohort < len(study.seeds):
+                raise UserError(
+                    f"{study.where}: cohort: expected at least the {len(study.seeds)} seeds of a "
+                    f"suggestion, got {header.cohort}"
+                )
     else:
-        known, pending = two_stages(space.header.select, wanted, resolve, results or {})
+        known = [resolve(*run) for run in wanted]
     runs = {run.run_id: run for run in known}
-    return Plan(
+    plan = Plan(
         space,
-        baseline and baseline[0].label,
+        label,
         tuple(runs.values()),
-        _form_cohorts(tuple(runs.values()), space.header, finished, Machine()),
+        (),
         finished.intersection(runs),
-        pending,
+        tuple(stand_ins),
+        studies,
     )
+    return plan.on(Machine())
 
 
 def _form_cohorts(
     runs: Sequence[PlannedRun], header: Header, finished: frozenset[str], machine: Machine
 ) -> tuple[Cohort, ...]:
-    """Candidates of a selection first, apart: what they choose must not cut their cohorts anew."""
-    seeds = header.select.seeds if header.select else []
+    """Candidates of a selection first, what confirms a search last, each apart.
+
+    What is known only later must not cut the cohorts of what is known before anew.
+    """
+    first = header.select.seeds if header.select else []
+    last = header.search.confirm_seeds if header.search else []
     stages = (
-        [run for run in runs if (run.config.seed in seeds) == first] for first in (True, False)
+        [run for run in runs if (run.config.seed in last) - (run.config.seed in first) == stage]
+        for stage in (-1, 0, 1)
     )
     return tuple(
         cohort for stage in stages for cohort in _cohorts_of_stage(stage, header, finished, machine)
@@ -246,11 +317,16 @@ def _cohorts_of_stage(
 
     What changes on a machine while a sweep runs then slows both sides of a pair alike.
     """
+
+    def pair(run: PlannedRun) -> str:
+        """Equal for the runs of a pair, each of which may be at a chosen value of its own."""
+        return run.config.pair_key_but_for(header.chosen_keys)
+
     groups: dict[str, list[PlannedRun]] = {}
     place: dict[str, int] = {}
     for run in runs:
         groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
-        place.setdefault(_pair(run, header.select), len(place))
+        place.setdefault(pair(run), len(place))
     # Cut before finished runs are left out: what remains of a cohort keeps its members.
     chunks: list[list[PlannedRun]] = []
     for group in groups.values():
@@ -260,13 +336,15 @@ def _cohorts_of_stage(
         chunks += (list(chunk) for chunk in _evenly(group, size))
     unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
     cohorts = [Cohort(chunk) for chunk in unfinished if chunk]
-    return sorted(cohorts, key=lambda cohort: place[_pair(cohort.runs[0], header.select)])
+    return sorted(cohorts, key=lambda cohort: place[pair(cohort.runs[0])])
 
 
-def _pair(run: PlannedRun, select: Selection | None) -> str:
-    """Equal for the runs of a pair, each of which may have chosen its own value."""
-    update = {select.key: RunConfig.model_fields[select.key].default} if select else {}
-    return run.config.model_copy(update=update).pair_key
+def _cohorts_to_come(study: PlannedStudy) -> list[Cohort]:
+    """One for each suggestion that is not done, or only one where each runs code of its own."""
+    cohort = suggested_cohort(study, study.lowest)
+    codes = {Cohort((run,)).code_key for run in study.ends}
+    count = study.search.num_suggestions - len(study.done)
+    return [cohort] * (count if len(codes) == 1 else min(count, 1))
 
 
 def _evenly(group: Sequence[PlannedRun], size: int) -> Iterator[Sequence[PlannedRun]]:
@@ -276,124 +354,11 @@ def _evenly(group: Sequence[PlannedRun], size: int) -> Iterator[Sequence[Planned
     return (group[a:b] for a, b in itertools.pairwise(cuts))
 
 
-def expand(block: Block, where: str) -> Iterator[dict[str, Any]]:
-    """Every combination of a block's axes that applies, each one once.
-
-    An axis whose condition is not met is left out, and so is a variant's key (gain, degree, ...)
-    for the variants that have no such key: both then count once, not once for every value.
-    """
-    if "variant" not in block.settings and "variant" not in block.grid:
-        raise UserError(f"{where}: variant: expected a value or an axis, got none")
-    size = math.prod(len(axis.values) for axis in block.grid.values())
-    if size > MAX_COMBINATIONS:
-        raise UserError(
-            f"{where}: grid: expected at most {MAX_COMBINATIONS:,} combinations, got {size:,}"
-        )
-    seen = set()
-    used: set[str] = set()
-    for values in itertools.product(*(axis.values for axis in block.grid.values())):
-        combination = {**block.settings, **dict(zip(block.grid, values, strict=True))}
-        foreign = FFN_KEYS - ffn_keys_of(combination["variant"])
-        settings = {key: value for key, value in combination.items() if key not in foreign}
-        # What does not apply cannot make another axis apply either.
-        while excluded := [
-            key for key in settings if key in block.grid and not _applies(block.grid[key], settings)
-        ]:
-            for key in excluded:
-                del settings[key]
-        if "variant" not in settings:
-            raise UserError(f"{where}: grid.variant.when: expected to be met by every run")
-        used |= settings.keys()
-        identity = repr(sorted(settings.items()))
-        if identity not in seen:
-            seen.add(identity)
-            yield settings
-    unused = sorted((block.settings.keys() | block.grid.keys()) - used)
-    if unused:
-        raise UserError(f"{where}: {unused[0]}: applies to no run of the space")
-
-
-def _applies(axis: Axis, settings: Mapping[str, Any]) -> bool:
-    return all(settings.get(key) in allowed for key, allowed in axis.when.items())
-
-
-def _resolve_baseline(space: Space) -> tuple[FeedForwardConfig, int] | None:
-    baseline = space.header.baseline
-    if baseline is None:
-        return None
-    ffn = resolve_ffn(baseline["variant"], baseline, f"{space.origin}: baseline")
-    return ffn, baseline["hidden"]
-
-
 def _resolve_run(
     settings: dict[str, Any],
-    baseline: tuple[FeedForwardConfig, int] | None,
-    corpus_facts: Callable[[CorpusSource], CorpusFacts],
     where: str,
+    baseline: Baseline | None,
+    corpus_facts: Callable[[CorpusSource], CorpusFacts],
 ) -> PlannedRun:
-    settings = dict(settings)
-    ffn = resolve_ffn(settings.pop("variant"), settings, where)
-    fields = {key: value for key, value in settings.items() if key not in FFN_KEYS}
-    if fields.get("hidden", "match") == "match":
-        if baseline is None:
-            raise UserError(f"{where}: hidden: match needs a baseline with variant and hidden")
-        d_model = fields.get("d_model", RunConfig.model_fields["d_model"].default)
-        fields["hidden"] = matched_width(ffn, *baseline, d_model, where)
-    fields["ffn"] = ffn
-    if fields.get("train_budget_bytes") is not None:
-        fields["num_steps"] = _steps_of_budget(fields, corpus_facts, where)
-    config = _validated(fields, where)
+    config = resolve_config(settings, where, baseline, corpus_facts)
     return PlannedRun(config, corpus_facts(config.corpus_source))
-
-
-def _validated(fields: Mapping[str, Any], where: str) -> RunConfig:
-    try:
-        return RunConfig.model_validate(fields)
-    except ValidationError as error:
-        raise UserError(f"{where}: {explain(error)}") from error
-
-
-def _steps_of_budget(
-    fields: Mapping[str, Any], corpus_facts: Callable[[CorpusSource], CorpusFacts], where: str
-) -> int:
-    """Whole updates whose token positions stand for at most so many bytes of text; at least 1."""
-    if "num_steps" in fields:
-        raise UserError(
-            f"{where}: num_steps: expected none beside train_budget_bytes, from which it follows, "
-            f"got {fields['num_steps']}"
-        )
-    endless = _validated({**fields, "num_steps": sys.maxsize}, where)
-    bytes_per_token = corpus_facts(endless.corpus_source).bytes_per_token
-    if bytes_per_token is None:
-        raise UserError(
-            f"{where}: train_budget_bytes: expected tokenizer: bbpe beside it, whose tokens' bytes "
-            f"are known, got {endless.tokenizer}"
-        )
-    tokens = Fraction(fields["train_budget_bytes"]) / Fraction(bytes_per_token)
-    return max(1, tokens // endless.tokens_per_step)
-
-
-def matched_width(
-    ffn: FeedForwardConfig,
-    baseline: FeedForwardConfig,
-    baseline_hidden: int,
-    d_model: int,
-    where: str = "",
-) -> int:
-    """The width whose parameters come nearest the baseline's; of two equally near, the larger.
-
-    All else being equal between the two models, a layer's parameters decide.
-    """
-    wanted = baseline.num_params(d_model, baseline_hidden)
-    width = 1
-    while ffn.num_params(d_model, 2 * width) <= wanted:
-        width *= 2
-    step = width
-    while step:
-        if ffn.num_params(d_model, width + step) <= wanted:
-            width += step
-        step //= 2
-    below, above = (abs(ffn.num_params(d_model, w) - wanted) for w in (width, width + 1))
-    if ffn.num_params(d_model, 1) > 2 * wanted:
-        raise UserError(f"{where}: hidden: no width of {ffn.label} is near the baseline's size")
-    return width if below < above else width + 1

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from triplu_ray.plan import Cohort
+from triplu_ray.plan import Cohort, PlannedRun
 
 _PLAIN_LINE_SECONDS = 30.0
 
@@ -15,13 +15,19 @@ _PLAIN_LINE_SECONDS = 30.0
 class SweepProgress:
     """Overall progress with ETA and a line for every running cohort, on stderr."""
 
-    def __init__(self, console: Console, cohorts: Sequence[Cohort]) -> None:
+    def __init__(
+        self, console: Console, cohorts: Sequence[Cohort], to_come: Sequence[PlannedRun] = ()
+    ) -> None:
+        """`to_come` are runs, or what stands for them, of cohorts that are `added` later."""
         self._console = console
-        self._cohorts = {cohort.cohort_id: cohort for cohort in cohorts}
-        self._flops = {c.cohort_id: sum(r.training_flops for r in c.runs) for c in cohorts}
-        self._share_done = dict.fromkeys(self._cohorts, 0.0)
+        self._cohorts: dict[str, Cohort] = {}
+        self._flops: dict[str, int] = {}
+        self._share_done: dict[str, float] = {}
         self._share_at_start: dict[str, float] = {}
-        self._num_runs = sum(len(cohort.runs) for cohort in cohorts)
+        for cohort in cohorts:
+            self.added(cohort)
+        self._all_flops = sum(self._flops.values()) + sum(run.training_flops for run in to_come)
+        self._num_runs = sum(len(cohort.runs) for cohort in cohorts) + len(to_come)
         self._runs_done = 0
         self._started = self._told = time.monotonic()
         self._lines: dict[str, TaskID] = {}
@@ -48,6 +54,12 @@ class SweepProgress:
     ) -> None:
         if self._display is not None:
             self._display.stop()
+
+    def added(self, cohort: Cohort) -> None:
+        """A cohort came to be known."""
+        self._cohorts[cohort.cohort_id] = cohort
+        self._flops[cohort.cohort_id] = sum(run.training_flops for run in cohort.runs)
+        self._share_done.setdefault(cohort.cohort_id, 0.0)
 
     def started(self, cohort_id: str) -> None:
         """A worker took the cohort."""
@@ -91,6 +103,15 @@ class SweepProgress:
         )
         self._refresh()
 
+    def pruned(self, cohort_id: str) -> None:
+        """A suggestion was stopped early."""
+        self._end(cohort_id)
+        self._num_runs -= len(self._cohorts[cohort_id].runs)
+        self._console.print(
+            f"stopped early {self._cohorts[cohort_id].description}; {self._overall_text()}"
+        )
+        self._refresh()
+
     def failed(self, cohort_id: str, reason: str) -> None:
         """A cohort was given up."""
         self._end(cohort_id)
@@ -122,15 +143,14 @@ class SweepProgress:
             self._display.update(self._overall, completed=share, text=text)
 
     def _share(self) -> float:
-        total = sum(self._flops.values())
-        return sum(self._flops[key] * share for key, share in self._share_done.items()) / total
+        done = sum(self._flops[key] * share for key, share in self._share_done.items())
+        return done / self._all_flops
 
     def _overall_text(self) -> str:
         """Runs done and the time left, by the FLOPs done in this sweep so far."""
         text = f"{self._runs_done} of {self._num_runs} runs"
-        at_start = sum(
-            self._flops[key] * share for key, share in self._share_at_start.items()
-        ) / sum(self._flops.values())
+        started = (self._flops[key] * share for key, share in self._share_at_start.items())
+        at_start = sum(started) / self._all_flops
         gained, elapsed = self._share() - at_start, time.monotonic() - self._started
         if gained > 0:
             text += f", about {duration((1 - self._share()) * elapsed / gained)} left"

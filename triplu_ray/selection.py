@@ -68,8 +68,10 @@ def two_stages(
     wanted: Iterable[tuple[dict[str, Any], str]],
     resolve: Callable[[dict[str, Any], str], Run],
     results: Mapping[str, float | None],
-) -> tuple[list[Run], int]:
-    """All candidates and the runs whose value is chosen, and how many runs wait for theirs.
+) -> tuple[list[Run], list[Run]]:
+    """All candidates and the runs whose value is chosen; and those that wait for theirs.
+
+    These stand at the first value, whatever will be chosen.
 
     `wanted` are the settings of the space's runs, without the key, and where they stand; `resolve`
     makes a run of both. `results` has the best loss of finished runs by id, None if diverged.
@@ -77,7 +79,7 @@ def two_stages(
     """
     candidates: list[Run] = []
     evaluations: list[Run] = []
-    waiting: set[str] = set()
+    waiting: dict[str, Run] = {}
     chosen: dict[str, Any] = {}
     for settings, where in wanted:
         seed = settings.get("seed", RunConfig.model_fields["seed"].default)
@@ -101,10 +103,10 @@ def two_stages(
         at = select.values[0] if value is None else value
         run = resolve({**settings, select.key: at}, where)
         if value is None:
-            waiting.add(run.run_id)
+            waiting[run.run_id] = run
         else:
             evaluations.append(run)
-    return [*candidates, *evaluations], len(waiting)
+    return [*candidates, *evaluations], list(waiting.values())
 
 
 def _chosen(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -33,7 +32,9 @@ from triplu_ray.config import (
     ffn_keys_of,
 )
 from triplu_ray.errors import UserError, brief, did_you_mean, reason
+from triplu_ray.search import Search
 from triplu_ray.selection import Selection
+from triplu_ray.strict_yaml import parse_yaml
 
 
 def _share_or_whole(amount: float) -> float:
@@ -81,6 +82,8 @@ class Header(BaseModel):
     """Validation losses for the tables of tokens-, FLOPs- and seconds-to-target."""
     select: Selection | None = None
     """`{key: learning_rate, values: [1e-4, 1e-3], seeds: [101, 102]}`: see `selection`."""
+    search: Search | None = None
+    """`{keys: {gain: {low: 0.5, high: 60, log: true}}, num_suggestions: 12}`: see `search`."""
     vocab_size: PositiveInt | None = None
     """What the corpus must have; lets `plan` count parameters before the corpus is there."""
     cohort: Annotated[int | Literal["auto"], BeforeValidator(_members)] = "auto"
@@ -94,6 +97,12 @@ class Header(BaseModel):
     """Whether the store keeps each run's best checkpoint."""
     checkpoint_seconds: Positive = 60.0
     """Wall time between the checkpoints of a cohort."""
+
+    @property
+    def chosen_keys(self) -> frozenset[str]:
+        """Keys of which `select` or `search` chooses the value."""
+        selected = frozenset([self.select.key] if self.select else [])
+        return selected.union(self.search.keys if self.search else [])
 
 
 @dataclass(frozen=True)
@@ -147,51 +156,6 @@ def load_space(path: str | Path, overrides: Sequence[str] = ()) -> Space:
     return _build_space(data, " ".join([str(path), *overrides])) if overrides else space
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which `1e-3` is a number (YAML 1.2) and a repeated key is a mistake.
-
-    So is an integer of more than 64 bits, which neither arrays nor tables could hold.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        merge = "tag:yaml.org,2002:merge"
-        keys = [self.construct_object(key, True) for key, _ in node.value if key.tag != merge]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} appears twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        value = int(super().construct_yaml_int(node))
-        if not -(1 << 63) <= value < 1 << 63:
-            raise yaml.constructor.ConstructorError(
-                None, None, "an integer of more than 64 bits", node.start_mark
-            )
-        return value
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or reason(error)
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}{line}: not YAML: {problem}") from error
-    except Exception as error:  # PyYAML lets some through: `!!int ""`, `!!bool 3`, nests too deep
-        raise UserError(f"{where}: not YAML: {type(error).__name__}: {reason(error)}") from error
-
-
 def _read_with_base(path: Path, seen: tuple[Path, ...] = (), named_by: str = "") -> dict[str, Any]:
     """The file's mapping laid over that of its `base`, if it names one."""
     where = f"{named_by}{path}"
@@ -204,7 +168,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...] = (), named_by: str = "")
         raise UserError(f"{where}: cannot be read: {reason(error)}") from error
     if resolved in seen:
         raise UserError(f"{where}: expected another file, this one inherits from itself")
-    data = _parse_yaml(text, where)
+    data = parse_yaml(text, where)
     if not isinstance(data, dict):
         raise UserError(f"{where}: expected a mapping of keys to values, got {brief(data)}")
     _refuse_unknown(data, KEYS, f"{where}: ")
@@ -218,7 +182,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...] = (), named_by: str = "")
     )
 
 
-_TAKEN_ENTRY_BY_ENTRY = ("grid", "resources", "baseline", "select")
+_TAKEN_ENTRY_BY_ENTRY = ("grid", "resources", "baseline", "select", "search")
 
 
 def _laid_over(inherited: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,9 +190,10 @@ def _laid_over(inherited: Mapping[str, Any], data: Mapping[str, Any]) -> dict[st
     for key in (*data, *(data["grid"] if isinstance(data.get("grid"), dict) else ())):
         if key not in _TAKEN_ENTRY_BY_ENTRY:
             inherited = _without(inherited, key)
-            if key == _selected(inherited):
-                inherited = _without(inherited, "select")
-    if (key := _selected(data)) is not None:
+            for chooser in ("select", "search"):
+                if key in _chosen(inherited, chooser):
+                    inherited = _without(inherited, chooser)
+    for key in (*_chosen(data, "select"), *_chosen(data, "search")):
         inherited = _without(inherited, key)
     merged = {**inherited, **data}
     for key in _TAKEN_ENTRY_BY_ENTRY:
@@ -237,14 +202,14 @@ def _laid_over(inherited: Mapping[str, Any], data: Mapping[str, Any]) -> dict[st
     return merged
 
 
-def _selected(data: Mapping[str, Any]) -> str | None:
-    """The key that `select` names, if it names one."""
-    select = data.get("select")
-    key = select.get("key") if isinstance(select, dict) else None
-    return key if isinstance(key, str) else None
+def _chosen(data: Mapping[str, Any], chooser: str) -> list[object]:
+    """The keys whose values `select` or `search` chooses, if it names some."""
+    given = data.get(chooser)
+    named = given.get("key" if chooser == "select" else "keys") if isinstance(given, dict) else None
+    return list(named) if isinstance(named, dict) else [named] if isinstance(named, str) else []
 
 
-def _without(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _without(settings: Mapping[str, Any], key: object) -> dict[str, Any]:
     """A mapping without a key and its axis, and without the grid if that was its only axis."""
     kept = {name: value for name, value in settings.items() if name != key}
     grid = kept.get("grid")
@@ -261,9 +226,9 @@ def _overridden(data: Mapping[str, Any], text: str) -> dict[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise UserError(f"override {text!r}: expected key=value")
-    given = _parse_yaml(value, f"override {text!r}")
+    given = parse_yaml(value, f"override {text!r}")
     parent, _, child = key.partition(".")
-    if child and parent in ("resources", "baseline", "select"):
+    if child and parent in _TAKEN_ENTRY_BY_ENTRY and parent != "grid":
         return _laid_over(data, {parent: {child: given}})
     if key in Header.model_fields:
         return _laid_over(_without(data, key), {key: given})
@@ -282,7 +247,8 @@ def _refuse_unknown(keys: Iterable[object], known: Iterable[str], where: str) ->
 
 
 def _build_space(data: Mapping[str, Any], origin: str) -> Space:
-    for key, model in (("resources", Resources), ("select", Selection)):
+    models = (("resources", Resources), ("select", Selection), ("search", Search))
+    for key, model in models:
         if isinstance(data.get(key), dict):
             _refuse_unknown(data[key], model.model_fields, f"{origin}: {key}.")
     try:
@@ -294,6 +260,8 @@ def _build_space(data: Mapping[str, Any], origin: str) -> Space:
     if header.select is not None:
         _checked_list(header.select.key, header.select.values, f"{origin}: select.values")
         _checked_list("seed", header.select.seeds, f"{origin}: select.seeds")
+    if header.search is not None:
+        _check_search(header, header.search, origin)
 
     blocks = data.get("blocks", [{}])
     if not isinstance(blocks, list) or not blocks:
@@ -313,8 +281,9 @@ def _build_space(data: Mapping[str, Any], origin: str) -> Space:
         )
         if both:
             raise UserError(f"{where}: {both[0]}: expected a value or an axis of grid, got both")
-        if header.select and header.select.key in {*common, *common_grid, *settings, *grid}:
-            raise UserError(f"{where}: {header.select.key}: expected it in select alone, got both")
+        for key in sorted(header.chosen_keys & {*common, *common_grid, *settings, *grid}):
+            chooser = "select" if header.select else "search"
+            raise UserError(f"{where}: {key}: expected it in {chooser} alone, got both")
         read.append(
             Block(
                 {k: v for k, v in {**common, **settings}.items() if k not in grid},
@@ -322,6 +291,19 @@ def _build_space(data: Mapping[str, Any], origin: str) -> Space:
             )
         )
     return Space(header, tuple(read), origin)
+
+
+def _check_search(header: Header, search: Search, origin: str) -> None:
+    if header.select is not None:
+        raise UserError(f"{origin}: search: expected none beside select, got both")
+    for key, ends in search.keys.items():
+        for end in ("low", "high"):
+            where = f"{origin}: search.keys.{key}.{end}"
+            _checked(key, getattr(ends, end), where, named=True)
+    for key, value in (search.compare_with or {}).items():
+        _checked(key, value, f"{origin}: search.compare_with.{key}", named=True)
+    if search.confirm_seeds:
+        _checked_list("seed", search.confirm_seeds, f"{origin}: search.confirm_seeds")
 
 
 def _check_baseline(baseline: Mapping[str, Any], origin: str) -> None:

@@ -19,7 +19,7 @@ RECENT_RUNS = 50
 
 @dataclass(frozen=True)
 class SpaceStatus:
-    """Where the runs of a space are: each of them is in one of the four places."""
+    """Where the runs of a space are: each planned one is in one of the four places."""
 
     space: str
     planned: int
@@ -30,6 +30,8 @@ class SpaceStatus:
     failed: Mapping[str, Sequence[str]]
     """Ids of the runs that were given up and not trained since, by the reason."""
     missing: int
+    to_come: int
+    """Runs beyond those planned, which `select` or `search` has yet to decide on."""
     runs_per_hour: float | None
     tokens_per_second: float | None
     """Trained token positions of runs that are stored, over the time in which they came."""
@@ -56,10 +58,12 @@ class SpaceStatus:
 
 def read_status(store: Store, names: Sequence[str] = ()) -> list[SpaceStatus]:
     """The status of the spaces of a store, or of some; UserError for one that it does not know."""
-    planned: dict[str, dict[str, dict[str, Any]]] = {}
+    planned: dict[str, _Planned] = {}
     for plan in store.read_records("spaces"):
-        runs = planned.setdefault(plan["space"], {})
-        runs.update({run["run_id"]: run for run in plan["runs"]})
+        planned.setdefault(plan["space"], _Planned()).add(plan)
+    for suggestion in store.read_records("searches"):
+        if suggestion["space"] in planned:
+            planned[suggestion["space"]].suggest(suggestion)
     for name in names:
         if name not in planned:
             hint = did_you_mean(name, planned) if planned else "the store has no spaces"
@@ -67,7 +71,7 @@ def read_status(store: Store, names: Sequence[str] = ()) -> list[SpaceStatus]:
     if not planned:
         raise UserError(f"store {store.location!r}: no space was swept into it yet")
     chosen = {name: planned[name] for name in names or sorted(planned)}
-    ids = {run_id for runs in chosen.values() for run_id in runs}
+    ids = {run_id for space in chosen.values() for run_id in space.runs}
     finished = {
         row["run_id"]: row["finished_at"].timestamp()
         for row in store.read_runs(ids, ["finished_at"]).to_pylist()
@@ -79,16 +83,41 @@ def read_status(store: Store, names: Sequence[str] = ()) -> list[SpaceStatus]:
         for failure in sweep["failed"]
         for run_id in failure["run_ids"]
     }
-    return [_status(name, runs, finished, live, reasons) for name, runs in chosen.items()]
+    return [_status(name, space, finished, live, reasons) for name, space in chosen.items()]
+
+
+class _Planned:
+    """The runs of all plans and suggestions of a space, by id, and how many are not known yet."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Mapping[str, Any]] = {}
+        self.to_come = 0
+        self._known: set[str] = set()
+
+    def add(self, plan: Mapping[str, Any]) -> None:
+        """A plan; the one that knows most says what is to come."""
+        known = {run["run_id"]: run for run in plan["runs"]}
+        self.runs |= known
+        if len(known) >= len(self._known):
+            self._known, self.to_come = {*known}, plan.get("pending", 0)
+
+    def suggest(self, suggestion: Mapping[str, Any]) -> None:
+        """A suggestion, made before or after the plan; one that was stopped early has no runs."""
+        suggested = {run["run_id"]: run for run in suggestion["runs"]}
+        self.to_come = max(0, self.to_come - len(suggested.keys() - self._known))
+        self._known |= suggested.keys()
+        if suggestion["pruned"] is None:
+            self.runs |= suggested
 
 
 def _status(
     name: str,
-    planned: Mapping[str, Mapping[str, Any]],
+    space: _Planned,
     finished: Mapping[str, float],
     live: Sequence[Claim],
     reasons: Mapping[str, str],
 ) -> SpaceStatus:
+    planned = space.runs
     open_ids = planned.keys() - finished.keys()
     running = [claim for claim in live if claim.run_ids & open_ids]
     running_ids = {run_id for claim in running for run_id in claim.run_ids & open_ids}
@@ -107,6 +136,7 @@ def _status(
     if running and counted:
         share = {run_id: c.step / c.num_steps for c in running for run_id in c.run_ids}
         flops_left = sum(_flops(planned[i]) * (1 - share.get(i, 0.0)) for i in open_ids)
+        flops_left += space.to_come * sum(map(_flops, planned.values())) / len(planned)
         left = flops_left * seconds / sum(map(_flops, counted))
     return SpaceStatus(
         space=name,
@@ -116,6 +146,7 @@ def _status(
         num_running=len(running_ids),
         failed=failed,
         missing=len(open_ids) - len(running_ids) - num_failed,
+        to_come=space.to_come,
         runs_per_hour=len(counted) / seconds * 3600 if counted else None,
         tokens_per_second=sum(row["tokens"] for row in counted) / seconds if counted else None,
         seconds_left=left,
@@ -139,7 +170,7 @@ def status_view(found: Sequence[SpaceStatus]) -> Group:
             f"{status.done} of {status.planned}",
             f"{status.num_running}",
             f"{sum(map(len, status.failed.values()))}",
-            f"{status.missing}",
+            f"{status.missing}" + f" + {status.to_come}" * (status.to_come > 0),
             *("-" if rate is None else f"{rate:,.0f}" for rate in rates),
             "-" if status.seconds_left is None else duration(status.seconds_left),
         )

@@ -5,6 +5,7 @@
     <store>/probes/<run_id>.parquet      one row a probe and group; no file where there is none
     <store>/models/<run_id>.safetensors  the best checkpoint, where the space keeps models
     <store>/spaces/<space>/<id>.json     what was planned under a space's name: run ids and labels
+    <store>/searches/<space>/<study>/<number>.json   a suggestion, written before it is trained
     <store>/sweeps/<id>.json             wall time, workers and failures of each `sweep` command
     <store>/running/<id>.json            who trains what at the moment: see leases
     <store>/checkpoints/<cohort_id>.safetensors   where an unfinished cohort goes on
@@ -182,9 +183,9 @@ class Store:
         """
         return self._read_table("runs", run_ids, ["run_id"], columns)
 
-    def results(self) -> dict[str, float | None]:
-        """Best validation loss of every stored run; None if it diverged, whatever came before."""
-        rows = self.read_runs(columns=["status", "best_val_loss"]).to_pylist()
+    def results(self, run_ids: Iterable[str] | None = None) -> dict[str, float | None]:
+        """Best validation loss of all runs, or of some; None if one diverged."""
+        rows = self.read_runs(run_ids, columns=["status", "best_val_loss"]).to_pylist()
         return {
             row["run_id"]: row["best_val_loss"] if row["status"] == "finished" else None
             for row in rows

@@ -26,7 +26,7 @@ class Subject:
     def of_plan(plan: Plan) -> "list[Subject]":
         """The models of a plan's runs, each once; sizes that differ are part of their names."""
         models: dict[str, tuple[RunConfig, int]] = {}
-        for run in plan.runs:
+        for run in (*plan.runs, *plan.stand_ins):
             config = run.config.model_copy(update={"precision": "fp32"})
             model = (config, run.corpus.vocab_size)
             models.setdefault(config.code_key(run.corpus.vocab_size, 1), model)

@@ -6,7 +6,7 @@ from statistics import mean
 
 from triplu_ray.config import resolve_ffn
 from triplu_ray.gpu_check.check import Check, Row
-from triplu_ray.plan import matched_width
+from triplu_ray.resolve import matched_width
 from triplu_ray.train import CohortTrainer, train_cohort
 
 VARIANTS = ("swiglu", "triplu", "quad_prod", "double_prod")

@@ -22,6 +22,8 @@ class SweepCallback(tune.Callback):
         """Cohorts that are finished or given up."""
         self.elsewhere: set[str] = set()
         """Cohorts that another sweep is at."""
+        self.pruned: set[str] = set()
+        """Suggestions that were stopped early."""
         self.unfit: str | None = None
         """Why a node that joined later must not train."""
 
@@ -68,6 +70,9 @@ class SweepCallback(tune.Callback):
         elif result["elsewhere"]:
             self.elsewhere.add(cohort_id)
             self._progress.elsewhere(cohort_id, result["elsewhere"])
+        elif not result["ended"]:  # the scheduler has ended it
+            self.pruned.add(cohort_id)
+            self._progress.pruned(cohort_id)
         elif result["failed"]:
             self.ended.add(cohort_id)
             for failure in result["failed"]:

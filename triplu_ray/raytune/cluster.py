@@ -69,7 +69,8 @@ def worker_abilities(plan: Plan) -> Abilities | None:
 
     Raises UserError if it is less than the precision or `compile: on` needs.
     """
-    precisions = sorted({run.config.precision for run in plan.missing})
+    runs = (*plan.missing, *plan.stand_ins)
+    precisions = sorted({run.config.precision for run in runs})
     resources, device = plan.space.header.resources, device_of(plan)
     if "RAY_ADDRESS" not in os.environ:
         can = abilities(precisions, device)

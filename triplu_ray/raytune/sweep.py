@@ -1,6 +1,7 @@
 """From a plan to stored runs.
 
-Tune sees a single axis, the cohort's id; the store, not Tune's own state, says what is done.
+Tune sees a single axis, the cohort's id, or the suggestions of a search; the store, not Tune's own
+state, says what is done.
 """
 
 import math
@@ -9,8 +10,9 @@ import random
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ray import tune
 from rich.console import Console
@@ -20,7 +22,7 @@ from triplu_ray.corpus import Corpus
 from triplu_ray.errors import UserError
 from triplu_ray.execution import Abilities
 from triplu_ray.leases import claims_on, clear_lapsed, delete_claims_of
-from triplu_ray.plan import Cohort, Plan
+from triplu_ray.plan import Plan
 from triplu_ray.progress import SweepProgress
 from triplu_ray.raytune.callback import SweepCallback
 from triplu_ray.raytune.cluster import device_of, machine_of, running_ray, worker_abilities
@@ -53,7 +55,7 @@ def sweep(
     store: Store,
     console: Console,
 ) -> SweepOutcome:
-    """Train a plan's missing runs; `corpora` by their fingerprint.
+    """Train a plan's missing runs, then what its studies suggest; `corpora` by their fingerprint.
 
     Uses the cluster that `RAY_ADDRESS` names, or else starts Ray on this machine. What another
     sweep is at is left to it, and taken up if it is left. Raises UserError if that cluster cannot
@@ -79,24 +81,29 @@ def sweep(
             store_location=store.location,
             num_threads=max(1, int(header.resources.cpu)),
             device=device_of(plan),
-            compiled=_compiled_cohorts(plan, machine, can),
+            compiled=_compiled(plan, machine, can),
             git_sha=provenance.git_sha(),
             checkpoint_seconds=header.checkpoint_seconds,
             keep_models=header.keep_models,
             sweep_id=record.sweep_id,
             marker=record.path,
             code=code,
+            studies={study.study_id: study for study in plan.studies},
         )
-        with SweepProgress(console, plan.cohorts) as progress:
+        suggested = [run for run in plan.missing if run.run_id in plan.suggested]
+        suggested += [run for study in plan.studies for run in study.to_come]
+        with SweepProgress(console, plan.cohorts, suggested) as progress:
             callback = SweepCallback(progress, record)
             rounds = _Rounds(plan, job, store, callback, progress, scratch)
             try:
-                interrupted = not rounds.train()
+                interrupted = not (rounds.train() and rounds.search())
             except KeyboardInterrupt:
                 interrupted = True
             delete_claims_of(store, record.sweep_id)
             clear_lapsed(store)
-    trained = store.finished_among([run.run_id for run in plan.missing]) - rounds.of_others
+    for cohort_id in callback.pruned:
+        store.delete_checkpoint(cohort_id)
+    trained = store.finished_among(sorted(rounds.own)) - rounds.of_others
     record.end(len(trained), interrupted)
     if callback.unfit:
         raise UserError(f"{callback.unfit}; what was running is kept in checkpoints")
@@ -117,7 +124,9 @@ class _Rounds:
     ) -> None:
         self._header, self._job, self._store = plan.space.header, job, store
         self._callback, self._progress, self._scratch = callback, progress, scratch
-        self._todo = list(plan.cohorts)
+        self._plan, self._todo = plan, list(plan.cohorts)
+        self.own = {run.run_id for cohort in plan.cohorts for run in cohort.runs}
+        """Ids of runs that were to be trained here."""
         self.of_others: set[str] = set()
         """Ids of runs that other sweeps have finished meanwhile."""
 
@@ -132,7 +141,8 @@ class _Rounds:
                 for claim in {c for cohort in self._todo for c in claims_on(cohort, taken)}:
                     self._progress.told(f"in another sweep: {claim}")
             if free:
-                self._tuner(free).fit()
+                each = {"cohort_id": tune.grid_search([cohort.cohort_id for cohort in free])}
+                self._tuner(tune.TuneConfig(reuse_actors=True), each).fit()
                 ended = self._callback.ended
                 if not {cohort.cohort_id for cohort in free} <= ended | self._callback.elsewhere:
                     return False
@@ -140,8 +150,25 @@ class _Rounds:
                 self._todo = [cohort for cohort in self._todo if cohort.cohort_id not in ended]
             self._leave_out_finished()
             if self._todo:
-                # Two sweeps that gave way to one another should not meet again.
-                time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))
+                _pause()
+        return True
+
+    def search(self) -> bool:
+        """Until every study has its suggestions; False if it was interrupted."""
+        if not self._plan.is_searching:
+            return True
+        from triplu_ray.raytune.search import search_config
+
+        search, tune_config = search_config(self._plan, self._store, self._progress)
+        while search.begin_turn():
+            self._tuner(tune_config, {}).fit()
+            self.own |= search.trained
+            if not search.is_finished:
+                return False
+            self._callback.elsewhere.clear()
+            while search.is_left_to_others:
+                _pause()
+                search.look_again(clear_lapsed(self._store, without=self._job.sweep_id))
         return True
 
     def _leave_out_finished(self) -> None:
@@ -153,14 +180,14 @@ class _Rounds:
                 self._todo.remove(cohort)
                 self._progress.finished(cohort.cohort_id, " in another sweep")
 
-    def _tuner(self, cohorts: Sequence[Cohort]) -> tune.Tuner:
+    def _tuner(self, tune_config: tune.TuneConfig, param_space: dict[str, Any]) -> tune.Tuner:
         header = self._header
         granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
         trainable = tune.with_parameters(CohortTrainable, job=self._job)
         return tune.Tuner(
             tune.with_resources(trainable, granted),
-            param_space={"cohort_id": tune.grid_search([cohort.cohort_id for cohort in cohorts])},
-            tune_config=tune.TuneConfig(reuse_actors=True),
+            param_space=param_space,
+            tune_config=tune_config,
             run_config=tune.RunConfig(
                 name=uuid.uuid4().hex,
                 storage_path=self._scratch,
@@ -172,10 +199,17 @@ class _Rounds:
         )
 
 
-def _compiled_cohorts(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
+def _pause() -> None:
+    """Two sweeps that gave way to one another should not meet again."""
+    time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))
+
+
+def _compiled(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
+    """Ids of the cohorts, and of the studies, that run compiled code."""
     wanted = plan.space.header.compile
     if wanted is False or can.missing_compiler:
         return frozenset()
     if wanted is True:
-        return frozenset(cohort.cohort_id for cohort in plan.cohorts)
-    return plan.compiled_cohorts(machine)
+        cohorts = [cohort.cohort_id for cohort in plan.cohorts]
+        return frozenset([*cohorts, *(study.study_id for study in plan.studies)])
+    return plan.compiled(machine)

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,8 +18,9 @@ from triplu_ray.checkpoint import DamagedCheckpointError, part
 from triplu_ray.corpus import Corpus
 from triplu_ray.errors import UserError
 from triplu_ray.leases import Claim, Lease
-from triplu_ray.plan import Cohort
+from triplu_ray.plan import Cohort, PlannedStudy, suggested_cohort
 from triplu_ray.raytune.nodes import complaint
+from triplu_ray.search import mean_losses
 from triplu_ray.selected import examine_selected, model_bytes
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer, Progress, train_cohort
@@ -36,7 +37,7 @@ class SweepJob:
     num_threads: int
     device: str
     compiled: frozenset[str]
-    """Ids of the cohorts that run compiled code."""
+    """Ids of the cohorts, and of the studies, that run compiled code."""
     git_sha: str | None
     checkpoint_seconds: float
     keep_models: bool
@@ -45,6 +46,15 @@ class SweepJob:
     """A file that the driver wrote into the store: who does not see it has another store."""
     code: Mapping[str, str]
     """What the driver runs: `provenance.code`."""
+    studies: Mapping[str, PlannedStudy] = field(default_factory=dict)
+
+    def cohort(self, config: Mapping[str, Any]) -> Cohort:
+        """That of a trial: by its id, or by the values that were suggested for a study."""
+        if "study" not in config:
+            return self.cohorts[config["cohort_id"]]
+        cohort = suggested_cohort(self.studies[config["study"]], config["values"])
+        assert cohort.cohort_id == config["cohort_id"]
+        return cohort
 
 
 class CohortTrainable(tune.Trainable):
@@ -63,15 +73,15 @@ class CohortTrainable(tune.Trainable):
         self._notes: list[str] = []
         self._store = Store(job.store_location, tell=self._notes.append)
         torch.set_num_threads(job.num_threads)
-        self._take(config["cohort_id"])
+        self._take(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next cohort in the same process."""
         self._reused = True
-        self._take(new_config["cohort_id"])
+        self._take(new_config)
         return True
 
-    def _take(self, cohort_id: str) -> None:
+    def _take(self, config: Mapping[str, Any]) -> None:
         self._began = time.monotonic()
         self._age_at_begin = 0.0 if self._reused else provenance.process_age()
         self._start_seconds: float | None = None
@@ -80,8 +90,10 @@ class CohortTrainable(tune.Trainable):
         self._failed: list[dict[str, Any]] = []
         self._elsewhere: Claim | None = None
         self._unfit: str | None = None
-        self._compiled = cohort_id in self._job.compiled
-        self._events = self._trial(self._job.cohorts[cohort_id])
+        self._study = self._job.studies.get(config.get("study", ""))
+        names = {config["cohort_id"], config.get("study")}
+        self._compiled = not names.isdisjoint(self._job.compiled)
+        self._events = self._trial(self._job.cohort(config))
 
     def step(self) -> dict[str, Any]:
         """Train until there is something to tell; the last step stores the runs."""
@@ -104,7 +116,7 @@ class CohortTrainable(tune.Trainable):
                 yield from self._train_leased(cohort)
         except UserError as error:
             self._give_up(cohort, str(error))
-        yield self._result(done=True)
+        yield self._result(ended=True)
 
     def _train_leased(self, cohort: Cohort) -> Iterator[dict[str, Any]]:
         """Train a cohort unless another sweep is at it."""
@@ -205,7 +217,18 @@ class CohortTrainable(tune.Trainable):
         failure = {"cohort_id": cohort.cohort_id, "run_ids": run_ids, "reason": why}
         self._failed.append(failure)
 
-    def _result(self, event: Progress | None = None, *, done: bool = False) -> dict[str, Any]:
+    def _means(self) -> list[float] | None:
+        """`mean_losses` of a suggestion; None of other cohorts, and while it lacks seeds here."""
+        study, members = self._study, self._trainer.members if self._trainer else []
+        if study is None or len(members) < len(study.seeds):
+            return None
+        losses = [
+            ([row.loss for row in member.evaluations], member.diverged_step is not None)
+            for member in members
+        ]
+        return mean_losses(losses, study.worst)
+
+    def _result(self, event: Progress | None = None, *, ended: bool = False) -> dict[str, Any]:
         notes, self._notes[:] = [*self._notes], []
         return {
             "step": event.step if event else 0,
@@ -216,7 +239,9 @@ class CohortTrainable(tune.Trainable):
             "failed": self._failed,
             "elsewhere": str(self._elsewhere) if self._elsewhere else None,
             "unfit": self._unfit,
-            "done": done,
+            "means": self._means(),
+            "ended": ended,
+            "done": ended,
         }
 
     def _write_runs(self, cohort: Cohort, trainer: CohortTrainer) -> None:

@@ -19,6 +19,14 @@ from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
 from triplu_ray.report.precision import TWIN_COLUMNS, find_twins, precision_section
 from triplu_ray.report.probes import probe_quantities, probes_section, slice_gaps
 from triplu_ray.report.provenance import provenance_table
+from triplu_ray.report.search import (
+    merged_search,
+    merged_suggestions,
+    split_search,
+    stopped_ids,
+    trained_ids,
+)
+from triplu_ray.report.search_section import search_section, search_sentences, search_warnings
 from triplu_ray.report.selection import Selected, merged_selection, selection_table, split
 from triplu_ray.report.sentences import headline
 from triplu_ray.report.step_time import step_time_tables, step_times, untied_costs
@@ -44,11 +52,15 @@ def merged_space(store: Store, space: str) -> dict[str, Any]:
     runs = {run["run_id"]: run for plan in plans for run in plan["runs"]}
     sweeps = [sweep for plan in plans for sweep in plan.get("sweeps", [])]
     sweeps += [sweep for sweep in store.read_records("sweeps") if sweep["space"] == space]
+    suggestions = [one for plan in plans for one in plan.get("suggestions", [])]
+    suggestions += store.read_records(f"searches/{space}")
     return {
         **plans[-1],
         "baseline": next((plan["baseline"] for plan in plans if plan["baseline"]), None),
         "targets": sorted({target for plan in plans for target in plan["targets"]}, reverse=True),
         "select": merged_selection(plans),
+        "search": merged_search(plans),
+        "suggestions": merged_suggestions(suggestions),
         "runs": [runs[run_id] for run_id in sorted(runs)],
         "sweeps": sorted(sweeps, key=lambda sweep: str(sweep["started_at"])),
     }
@@ -60,13 +72,20 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     Raises UserError if the store does not know the space, or has none of its runs.
     """
     record = merged_space(store, space)
-    planned = pd.DataFrame(record["runs"])
-    runs = store.read_runs(planned["run_id"]).to_pandas()
+    suggestions = record["suggestions"]
+    planned = pd.DataFrame(record["runs"], columns=None if record["runs"] else ["run_id"])
+    planned = planned[~planned["run_id"].isin(stopped_ids(suggestions))]
+    runs = store.read_runs({*planned["run_id"], *trained_ids(suggestions)}).to_pandas()
     if runs.empty:
         others = ", ".join(space_names(store))
         raise UserError(f"space {space!r}: none of its runs is finished; known spaces: {others}")
-    select, selected = record["select"], None
-    everything = comparison = tidy(runs, planned, record["baseline"], select and select["key"])
+    select, selected, search, found = record["select"], None, record["search"], None
+    chosen = [select["key"]] if select else list(search["keys"]) if search else []
+    everything = comparison = tidy(runs, planned, record["baseline"], chosen)
+    if search:
+        comparison, found = split_search(everything, search, suggestions)
+        if (comparison.runs["status"] == "missing").all():
+            raise UserError(f"space {space!r}: none of the runs to compare is finished")
     if select:
         comparison, selected = split(everything, select)
         if (comparison.runs["status"] == "missing").all():
@@ -94,9 +113,11 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         headline=[
             *headline(comparison, costs, targets),
             *([selected.sentence] if selected else []),
+            *(search_sentences(found) if found else []),
         ],
         warnings=[
             *warning_lines(comparison, record["baseline"], selected),
+            *(search_warnings(found) if found else []),
             *_failures(everything, record),
             *(
                 ["no run has the settings of the paper's tables"]
@@ -109,6 +130,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
             *_gaps(comparison, costs),
             *heldout_section(comparison, heldout),
             *([_selection(selected)] if selected else []),
+            *([search_section(found)] if found else []),
             *(_axes(comparison) if finished else []),
             *probes_section(comparison, probes, slices),
             _costs(comparison, costs, reached, similarity),

@@ -8,12 +8,10 @@ import pandas as pd
 from triplu_ray.compare import (
     GROUP,
     Comparison,
-    holm,
     paired_gaps,
     seed_matrices,
-    sign_flip_p,
-    t_interval,
 )
+from triplu_ray.significance import holm, sign_flip_p, t_interval
 
 COST_WORDS = {"tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds"}
 COSTS = list(COST_WORDS)

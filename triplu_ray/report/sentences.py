@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from triplu_ray.compare import (
-    EXACT_SEEDS,
     NATS,
     Comparison,
     gap_statistics,
@@ -22,6 +21,7 @@ from triplu_ray.report.costs import (
     equal_cost_statistics,
 )
 from triplu_ray.report.model import axis_words
+from triplu_ray.significance import EXACT_SEEDS
 
 MAX_SENTENCES = 4
 

@@ -1,0 +1,86 @@
+"""Intervals and p values of gaps over seeds."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from triplu_ray import significance
+
+
+@pytest.mark.parametrize(
+    ("gaps", "p_value"),
+    [
+        # Of the eight sums of +-1 +-2 +-4, |sum| is 7, 5, 3 and 1, twice each.
+        ((1.0, 2.0, 4.0), 2 / 8),
+        ((-1.0, 2.0, 4.0), 4 / 8),
+        ((1.0, -2.0, 4.0), 6 / 8),
+        ((-1.0, -2.0, 4.0), 8 / 8),
+        ((0.3,), 1.0),
+        ((0.1,) * 8, 2 / 256),
+    ],
+)
+def test_sign_flip_p_by_enumeration(gaps: tuple[float, ...], p_value: float) -> None:
+    assert significance.sign_flip_p(np.array([gaps])).tolist() == [p_value]
+
+
+def test_sign_flip_p_beyond_exact_seeds_is_drawn() -> None:
+    draws = 2**significance.EXACT_SEEDS
+    assert significance.sign_flip_p(np.full((1, 20), 0.1))[0] < 20 / draws
+
+
+def test_sign_flips_agree_with_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = np.random.default_rng(1).normal(0.3, 1.0, (5, 12))
+    expected = stats.permutation_test(
+        (gaps,), np.mean, permutation_type="samples", axis=-1, n_resamples=2**12
+    ).pvalue
+    np.testing.assert_allclose(significance.sign_flip_p(gaps), expected)
+    monkeypatch.setattr(significance, "EXACT_SEEDS", 11)
+    # The error of a share p of 2^11 draws is sqrt(p (1 - p) / 2^11), at most 0.011.
+    np.testing.assert_allclose(significance.sign_flip_p(gaps), expected, atol=0.04)
+
+
+def test_holm_textbook_example() -> None:
+    corrected = significance.holm(pd.Series([0.01, 0.04, 0.03, 0.005, np.nan]))
+    assert corrected[:4].tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert np.isnan(corrected[4])
+
+
+def test_intervals_need_seeds_and_spread() -> None:
+    assert np.isnan(significance.t_interval(np.array([[0.1]]))).all()
+    assert np.isnan(significance.bca_interval(np.array([[0.1, 0.2]]))).all()
+    assert np.isnan(significance.bca_interval(np.array([[0.1, 0.1, 0.1]]))).all()
+
+
+def test_bca_is_near_t_for_many_seeds_and_depends_on_its_row_alone() -> None:
+    gaps = np.random.default_rng(1).normal(0.04, 0.01, (5, 40))
+    bca, student = significance.bca_interval(gaps), significance.t_interval(gaps)
+    assert np.abs(np.subtract(bca, student)).max() < 0.0012
+    alone = significance.bca_interval(gaps[3:4])
+    assert np.ravel(alone).tolist() == pytest.approx([bca[0][3], bca[1][3]], abs=1e-12)
+
+
+def test_correlation_over_seeds() -> None:
+    first = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]])
+    second = np.array([[3.0, 5.0, 7.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0]])
+    assert significance.correlation(first, second)[:2].tolist() == pytest.approx([1.0, 0.5])
+    assert np.isnan(significance.correlation(first, second)[2])
+    assert np.isnan(significance.correlation(first[:, :2], second[:, :2])).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=8))
+def test_p_is_never_below_the_smallest(gaps: list[float]) -> None:
+    p_value = significance.sign_flip_p(np.array([gaps]))[0]
+    assert 2 / 2 ** len(gaps) <= p_value <= 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_monotone_and_never_below_p(p_values: list[float]) -> None:
+    raw = pd.Series(p_values)
+    corrected = significance.holm(raw)
+    assert (corrected >= raw).all()
+    assert (corrected <= 1).all()
+    assert corrected[raw.sort_values(kind="stable").index].is_monotonic_increasing
