@@ -1,9 +1,7 @@
-import io
 import json
 import os
 import signal
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ from cohorts import corpus, needs_bf16, needs_compiler, plan, write_space
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.patches import Rectangle
-from rich.console import Console
 from variants import CONFIGS
 
-from triplu_ray.bench import Subject, bench_report, papers_models, run_bench
+from triplu_ray.bench import Subject, bench_report, papers_models
 from triplu_ray.bench.contestant import Contestant
 from triplu_ray.bench.measure import Spread, measure
 from triplu_ray.bench.report import draw_ratios
@@ -25,7 +22,6 @@ from triplu_ray.cli import main
 from triplu_ray.ffn import FeedForwardConfig
 from triplu_ray.model import ModelShape
 from triplu_ray.report.model import NULL
-from triplu_ray.space import Header
 
 
 @given(
@@ -143,17 +139,6 @@ def test_rows_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0]["start_seconds"] == 3.0
 
 
-def test_no_more_than_eight_models_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triplu_ray.bench.measure.Contestant", FakeContestant)
-    subjects = [replace(papers_models()[0], name=f"model {i}") for i in range(9)]
-    told = io.StringIO()
-    header = Header(name="many", compile=False)
-    content = run_bench(header, subjects, 2, 1, [1], Console(file=told, width=200))
-    models = list(dict.fromkeys(row["model"] for row in content["rows"]))
-    assert models == [f"model {i}" for i in range(8)]
-    assert "note: the first 8 of 9 models are measured" in told.getvalue()
-
-
 def test_a_contestant_that_died_is_told_of_and_can_be_ended() -> None:
     contestant = Contestant(papers_models()[0], PLAIN, "cpu", 1)
     os.kill(contestant._process.pid or 0, signal.SIGKILL)
@@ -263,6 +248,7 @@ def test_a_real_bench_of_compiled_cohorts(
         (["--rounds", "1"], "--rounds: expected at least 2, got 1"),
         (["--steps", "0"], "--steps: expected at least 1, got 0"),
         (["--cohorts", "0"], "--cohorts: expected sizes of at least 1, got 0"),
+        (["--variants", "space.yaml"], "--variants: expected no space and no --cohorts beside it"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],
 )

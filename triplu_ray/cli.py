@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("space", nargs="?", help="default: the papers' two models")
     bench.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+    bench.add_argument("--variants", action="store_true", help="every variant against SwiGLU")
     bench.add_argument("--cohorts", type=int, nargs="+", help="cohort sizes")
     bench.add_argument("--rounds", type=int, default=15, help="turns of each mode (default: 15)")
     bench.add_argument("--steps", type=int, help="of a turn (default: half a second's)")
@@ -303,7 +304,7 @@ def _report(options: argparse.Namespace, stderr: Console) -> int:
 
 
 def _bench(options: argparse.Namespace, stderr: Console) -> int:
-    from triplu_ray.bench import Subject, bench_report, papers_models, run_bench, write_bench
+    from triplu_ray import bench
     from triplu_ray.report import print_report
 
     if options.rounds < 2:
@@ -312,14 +313,21 @@ def _bench(options: argparse.Namespace, stderr: Console) -> int:
         raise UserError(f"--steps: expected at least 1, got {options.steps}")
     if options.cohorts and min(options.cohorts) < 1:
         raise UserError(f"--cohorts: expected sizes of at least 1, got {min(options.cohorts)}")
-    header, subjects = Header(name="papers"), papers_models()
+    if options.variants and (options.space or options.cohorts):
+        raise UserError("--variants: expected no space and no --cohorts beside it")
+    header, subjects = Header(name="papers"), bench.papers_models()
     if options.space:
         space = load_space(options.space, options.overrides)
         plan, _ = _make_plan(space, None, stderr, draft=True)
-        header, subjects = space.header, Subject.of_plan(plan)
-    content = run_bench(header, subjects, options.rounds, options.steps, options.cohorts, stderr)
-    report = bench_report(header.name, content["rows"], content["measured_on"])
-    folder = write_bench(report, content, Path(options.output))
+        header, subjects = space.header, bench.Subject.of_plan(plan)
+    turns = options.rounds, options.steps
+    if options.variants:
+        content = bench.run_variants(header, *turns, stderr)
+        report = bench.variants_report(content["rows"], content["measured_on"])
+    else:
+        content = bench.run_bench(header, subjects, *turns, options.cohorts, stderr)
+        report = bench.bench_report(header.name, content["rows"], content["measured_on"])
+    folder = bench.write_bench(report, content, Path(options.output))
     stderr.print(f"wrote {folder}")
     if options.json:
         _print_json(content)

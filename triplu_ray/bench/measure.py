@@ -29,9 +29,6 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
 }
 """From slow to fast, by device."""
 
-MAX_MODELS = 8
-"""Each takes a minute or more; of a space with more the first are measured."""
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -60,6 +57,32 @@ def run_bench(
 
     A turn has `steps`; None: as many as last about half a second.
     """
+    device, modes = engine_modes(header, cohorts, console)
+    workers = 1 if device == "cuda" else os.cpu_count() or 1
+    rows: list[dict[str, Any]] = []
+    for subject in subjects:
+        turn_steps = steps or subject.turn_steps
+        console.print(
+            f"measuring {subject.name}: {len(modes) + 1} modes, {rounds} rounds of "
+            f"{turn_steps} step{'s' * (turn_steps != 1)}"
+        )
+        rows += measure(subject, modes, device, rounds, turn_steps, workers)
+    return {"space": header.name, "measured_on": measured_on(device, rounds), "rows": rows}
+
+
+def measured_on(device: str, rounds: int) -> dict[str, Any]:
+    """What a reader must know of the place."""
+    return {
+        "hardware": provenance.place(device, 1),
+        "rounds": rounds,
+        "versions": provenance.versions(),
+    }
+
+
+def engine_modes(
+    header: Header, cohorts: Sequence[int] | None, console: Console
+) -> tuple[str, list[Mode]]:
+    """The device that the header's resources grant, and what it can do; tells what it cannot."""
     device = "cuda" if header.resources.gpu else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("resources.gpu: expected a GPU in this machine, found none")
@@ -73,23 +96,7 @@ def run_bench(
         cohorts or ((1, 4, 16, 64) if device == "cuda" else (1, 4)),
         compiling=header.compile is not False and not can.missing_compiler,
     )
-    workers = 1 if device == "cuda" else os.cpu_count() or 1
-    if len(subjects) > MAX_MODELS:
-        console.print(f"note: the first {MAX_MODELS} of {len(subjects)} models are measured")
-    rows: list[dict[str, Any]] = []
-    for subject in subjects[:MAX_MODELS]:
-        turn_steps = steps or subject.turn_steps
-        console.print(
-            f"measuring {subject.name}: {len(modes) + 1} modes, {rounds} rounds of "
-            f"{turn_steps} step{'s' * (turn_steps != 1)}"
-        )
-        rows += measure(subject, modes, device, rounds, turn_steps, workers)
-    measured_on = {
-        "hardware": provenance.place(device, 1),
-        "rounds": rounds,
-        "versions": provenance.versions(),
-    }
-    return {"space": header.name, "measured_on": measured_on, "rows": rows}
+    return device, modes
 
 
 def measure(

@@ -41,10 +41,6 @@ def bench_report(name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[st
     frame["k_tokens_per_second"] = frame["tokens_per_second"] / 1e3
     frame["k_tokens_per_second_member"] = frame["tokens_per_second_member"] / 1e3
     table = Table("bench", "Speed", frame, COLUMNS, NOTE)
-    facts_frame = pd.DataFrame([{"key": key, "value": str(facts[key])} for key in facts])
-    facts_table = Table(
-        "facts", "Measured on", facts_frame, (Column("", ("key",)), Column("", ("value",)))
-    )
     figure = Figure(
         "speed",
         "Tokens a second over the plain eager fp32 loop: median and middle half of the rounds.",
@@ -55,8 +51,14 @@ def bench_report(name: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[st
         description="Training speed on one machine, as ratios to a plain PyTorch loop",
         headline=[_sentence(model) for _, model in frame.groupby("model", sort=False)],
         warnings=[],
-        sections=[Section("Speed", tables=[table, facts_table], figures=[figure])],
+        sections=[Section("Speed", tables=[table, facts_table(facts)], figures=[figure])],
     )
+
+
+def facts_table(facts: Mapping[str, Any]) -> Table:
+    """Where and how something was measured."""
+    frame = pd.DataFrame([{"key": key, "value": str(facts[key])} for key in facts])
+    return Table("facts", "Measured on", frame, (Column("", ("key",)), Column("", ("value",))))
 
 
 def _sentence(rows: pd.DataFrame) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triplu_ray.config import RunConfig, resolve_ffn
+from triplu_ray.config import VARIANTS, RunConfig, is_complete, resolve_ffn
 from triplu_ray.ffn import FeedForwardConfig
 from triplu_ray.model import ModelShape, Precision
 from triplu_ray.plan import Plan
+from triplu_ray.resolve import matched_width
 from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND
 
 TURN_SECONDS, MAX_TURN_STEPS = 0.5, 20
@@ -81,6 +82,21 @@ def papers_models() -> list[Subject]:
             config = RunConfig.model_validate({"ffn": ffn, "hidden": hidden, **sizes})
             subjects.append(Subject(_model_name(config), config, vocab_size))
     return subjects
+
+
+def every_variant() -> list[Subject]:
+    """Every variant in TriPLU's character setting at the width that matches SwiGLU, which leads."""
+    baseline, *_ = papers_models()
+    subjects = {baseline.config.ffn.label: baseline}
+    for name in filter(is_complete, VARIANTS):
+        ffn = resolve_ffn(name, {}, "")
+        hidden = matched_width(
+            ffn, baseline.config.ffn, baseline.config.hidden, baseline.config.d_model
+        )
+        config = baseline.config.model_copy(update={"ffn": ffn, "hidden": hidden})
+        subject = Subject(_model_name(config), config, baseline.vocab_size)
+        subjects.setdefault(ffn.label, subject)
+    return list(subjects.values())
 
 
 @dataclass(frozen=True)

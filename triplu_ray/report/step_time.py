@@ -1,6 +1,7 @@
 """What a step takes beside what it computes: measured seconds against counted FLOPs."""
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from triplu_ray.compare import GROUP, Comparison, variant_summary
@@ -70,10 +71,13 @@ def step_time_tables(comparison: Comparison, similarity: pd.DataFrame) -> list[T
     return [_time_table(comparison, times), *_untied_table(comparison, similarity)]
 
 
+def off_by(ratio: "pd.Series[float]") -> npt.NDArray[np.str_]:
+    """`slower` or `faster` where time and FLOPs disagree, else empty."""
+    return np.select([ratio > FAR_OFF, ratio < 1 / FAR_OFF], ["slower", "faster"], "")
+
+
 def _time_table(comparison: Comparison, times: pd.DataFrame) -> Table:
-    ratio = times["time_over_flops"]
-    kind = np.select([ratio > FAR_OFF, ratio < 1 / FAR_OFF], ["slower", "faster"], "")
-    frame = times.assign(off=kind)
+    frame = times.assign(off=off_by(times["time_over_flops"]))
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
