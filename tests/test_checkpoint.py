@@ -40,9 +40,18 @@ def test_a_wrong_bit_is_noticed() -> None:
             unpack(content[:position] + flipped + content[position + 1 :])
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"not a checkpoint at all", save(TENSORS)])
-def test_what_is_no_checkpoint_is_told(content: bytes) -> None:
-    with pytest.raises(DamagedCheckpointError, match=r"\w"):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "deserializing"),
+        (b"\0" * 64, "deserializing"),
+        (b"not a checkpoint at all", "deserializing"),
+        (save(TENSORS), "lacks '__metadata__'"),
+        (save(TENSORS, {"of": "another"}), "lacks 'crc32'"),
+    ],
+)
+def test_what_is_no_checkpoint_is_told(content: bytes, why: str) -> None:
+    with pytest.raises(DamagedCheckpointError, match=why):
         unpack(content)
 
 

@@ -36,7 +36,9 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if int(header["__metadata__"]["crc32"]) != _checksum(tensors):
             raise DamagedCheckpointError("its checksum is another")
         state = json.loads(tensors.pop(_STATE).numpy().tobytes())
-    except (SafetensorError, KeyError, ValueError) as error:
+    except KeyError as error:
+        raise DamagedCheckpointError(f"lacks {error}") from error
+    except (SafetensorError, ValueError) as error:
         raise DamagedCheckpointError(reason(error)) from error
     return state, tensors
 
