@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from cohorts import write_space
 from hypothesis import settings
+from sweeps import LONG, run
 
 from triplu_ray.store import Store
 
@@ -18,3 +20,13 @@ settings.load_profile("project")
 def store(tmp_path: Path) -> Store:
     """An empty one, a folder of the test's own."""
     return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A space of four runs, and the store of its sweep, to which nothing happened."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    space, store = write_space(folder, **LONG), folder / "store"
+    code, _, stderr = run(space, store)
+    assert code == 0, stderr
+    return space, store

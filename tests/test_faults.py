@@ -10,10 +10,8 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from cohorts import write_space
 from faults import injected, serve_bucket
 from sweeps import (
-    LONG,
     assert_complete_and_equal,
     checkpoints,
     command,
@@ -29,16 +27,6 @@ from triplu_ray.leases import LAPSE_SECONDS, RENEW_SECONDS
 from triplu_ray.store import Store
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A space of four runs, and the store of its sweep."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    space, store = write_space(folder, **LONG), folder / "store"
-    code, _, stderr = run(space, store)
-    assert code == 0, stderr
-    return space, store
 
 
 # The store

@@ -27,16 +27,6 @@ from triplu_ray.store import Store
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A space of four runs, and the store of its sweep."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    space, store = write_space(folder, **LONG), folder / "store"
-    code, _, stderr = run(space, store)
-    assert code == 0, stderr
-    return space, store
-
-
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head that trains nothing."""

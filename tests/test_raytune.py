@@ -30,16 +30,6 @@ from sweeps import (
 from triplu_ray.store import RUN_COLUMNS, Store
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A space of four runs, and the store of its sweep."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    space, store = write_space(folder, **LONG), folder / "store"
-    code, _, stderr = run(space, store)
-    assert code == 0, stderr
-    return space, store
-
-
 def test_a_sweep_stores_every_run_with_every_column(undisturbed: tuple[Path, Path]) -> None:
     runs, curves = runs_and_curves(undisturbed[1])
     assert sorted(zip(runs["variant"], runs["seed"], strict=True)) == [
