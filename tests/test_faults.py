@@ -10,8 +10,10 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from cohorts import write_space
 from faults import injected, serve_bucket
 from sweeps import (
+    LONG,
     assert_complete_and_equal,
     checkpoints,
     command,
@@ -208,6 +210,28 @@ def test_two_sweeps_at_once_share_the_work(undisturbed: tuple[Path, Path], tmp_p
     runs = assert_complete_and_equal(store, reference)
     assert sorted(trained.read_text().split()) == sorted(runs["run_id"])
     assert any("in another sweep" in stderr for _, _, stderr in outcomes)
+
+
+def test_two_sweeps_at_once_share_a_search(tmp_path: Path) -> None:
+    search = {
+        "keys": {"gain": {"low": 0.5, "high": 60, "log": True}},
+        "num_suggestions": 6,
+        "confirm_seeds": [11],
+    }
+    grid = {"seed": [1, 2], "variant": ["swiglu", "triplu"]}
+    space = write_space(tmp_path, grid=grid, search=search, **{**LONG, "num_steps": 400})
+    reference, store, trained = (tmp_path / name for name in ("reference", "store", "trained"))
+    code, _, stderr = run(space, reference)
+    assert code == 0, stderr
+    counting = injected(tmp_path / "faults", raytune__trainable=COUNTING.format(path=str(trained)))
+    outcomes = [ended(one) for one in [start(space, store, **counting) for _ in range(2)]]
+    for code, summary, stderr in outcomes:
+        assert code == 0, stderr
+        assert (summary["failed"], summary["pending"]) == ([], 0)
+    # The study goes as if one sweep had made it: a suggestion waits for what the others came to.
+    runs = assert_complete_and_equal(store, reference)
+    assert sorted(trained.read_text().split()) == sorted(runs["run_id"])
+    assert sum(summary["trained"] for _, summary, _ in outcomes) == len(runs)
 
 
 def test_a_lease_of_a_machine_that_is_gone_lapses(
