@@ -1,10 +1,13 @@
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from triplu_ray.ffn import polyglu
 from triplu_ray.ffn.polyglu import ACTIVATIONS, PolyGlu, PolyGluLayer
 from triplu_ray.stacked import Starts, initialize
 
@@ -91,7 +94,7 @@ def test_evaluation_is_without_noise_and_keeps_its_place() -> None:
     built.begin_step("layer", (1,), 3, 0, 10)
     place = built.noise.data_ptr()
     assert not torch.equal(built(x, TIME), still)
-    built.begin_evaluation()
+    built.begin_evaluation([0], 10)
     assert torch.equal(built(x, TIME), still)
     assert built.noise.data_ptr() == place
 
@@ -103,6 +106,20 @@ def test_temperature_falls_to_a_tenth() -> None:
         built.begin_step("layer", (1,), 3, step, 100)
         temperatures.append(built.temperature.item())
     assert temperatures == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    # Members' selected weights are of steps of their own.
+    built = layer(seeds=(1, 2))
+    built.begin_evaluation([50, 100], 100)
+    assert built.temperature.flatten().tolist() == pytest.approx([0.55, 0.1])
+
+
+def test_a_draw_of_zero_makes_no_infinite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes up: step 30 of seed 101 has one, in the shape of the character setting."""
+    zero = SimpleNamespace(standard_exponential=lambda shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(polyglu, "keyed_generator", lambda *_: zero)
+    built, x = layer(), inputs()
+    built.begin_step("layer", (1,), 3, 0, 10)
+    assert built.noise.flatten().tolist() == pytest.approx([24 * math.log(2)] * 120)
+    assert built(x, TIME).isfinite().all()
 
 
 def test_frozen_choices_take_the_routers_place() -> None:

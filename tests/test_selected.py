@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cohorts import corpus as tiny_corpus
 from cohorts import plan
 
 from triplu_ray.corpus import Corpus, CorpusSource, load_corpus
@@ -45,6 +46,21 @@ def finished(folder: Path) -> CohortTrainer:
     for _ in train_cohort(training):
         pass
     return training
+
+
+def test_what_is_random_in_training_is_not_in_what_is_measured_after_it(tmp_path: Path) -> None:
+    """As when all members diverge between two evaluations, and when a process takes over."""
+    runs = plan(tmp_path, variant="polyglu", context_length=64, grid={"seed": [1, 2]}).runs
+    training, taking_over = (CohortTrainer(Cohort(runs), tiny_corpus()) for _ in range(2))
+    training.evaluate()
+    for _ in range(3):
+        training.train_step()
+    taking_over.restore(training.checkpoint())
+    for one in (training, taking_over):
+        examine_selected(one, tiny_corpus())
+    measured = [member.measurements for member in training.members]
+    assert measured == [member.measurements for member in taking_over.members]
+    assert {row.probe for row in measured[0]} == {"minimal_pairs", "routing"}
 
 
 def uniform(training: CohortTrainer) -> None:

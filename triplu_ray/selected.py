@@ -22,6 +22,7 @@ def examine_selected(trainer: CohortTrainer, corpus: Corpus) -> None:
     over then. Runs that never had a finite loss are left out.
     """
     trainer.optimizer.values.copy_(trainer.best_values)
+    trainer.begin_evaluation([member.best_step or 0 for member in trainer.members])
     if corpus.heldout is not None:
         _score_heldout(trainer, corpus)
     for probed in run_probes(trainer.model, trainer.config, corpus, trainer.validation):

@@ -6,7 +6,7 @@ M members, B batch, T time
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -218,8 +218,7 @@ class CohortTrainer:
     def evaluate(self) -> tuple[Evaluation, ...]:
         """Mean loss over the validation batches of every member that is still running."""
         self.synchronize()
-        for _, branch in self._branches:
-            branch.begin_evaluation()
+        self.begin_evaluation([self.step] * len(self.members))
         total = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
         # Compiled code keeps one graph, that of the training step, whose forward half this is.
         with torch.set_grad_enabled(self.compiled):
@@ -230,6 +229,11 @@ class CohortTrainer:
         self._measure()
         evaluations = (self._record_evaluation(i, loss) for i, loss in enumerate(means))
         return tuple(evaluation for evaluation in evaluations if evaluation)
+
+    def begin_evaluation(self, steps: Sequence[int]) -> None:
+        """Let the layers be as they are after so many updates of each member, nothing random."""
+        for _, branch in self._branches:
+            branch.begin_evaluation(steps, self.config.num_steps)
 
     def _record_evaluation(self, index: int, loss: float) -> Evaluation | None:
         member = self.members[index]

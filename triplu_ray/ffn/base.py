@@ -125,8 +125,8 @@ class FeedForwardLayer(Stacked):
         """What is worth following along training, by name: values `[M]`."""
         return {}
 
-    def begin_evaluation(self) -> None:
-        """Leave out what is random, until the next `begin_step`."""
+    def begin_evaluation(self, steps: Sequence[int], num_steps: int) -> None:
+        """Set what varies as it is after so many updates of each member, without what is random."""
 
 
 def multiplied(factors: Iterable[Tensor]) -> Tensor:

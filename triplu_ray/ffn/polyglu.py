@@ -17,6 +17,8 @@ from triplu_ray.stacked import Linear, Starts, constant, keyed_generator
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu")
 ROUTER_WIDTH = 32
 LOWEST_TEMPERATURE = 0.1
+LEAST_DRAW = 2.0**-24
+"""Of the exponential distribution: about as fine as draws in fp32 are."""
 
 
 class PolyGlu(FeedForwardConfig):
@@ -91,7 +93,7 @@ class PolyGluLayer(FeedForwardLayer):
         self.beta = self.declare("beta", (choices,), constant(1.0), decayed=False)
         self.router_input = Linear(members, d_model, ROUTER_WIDTH, bias=True, start=starts.inputs)
         self.router_output = Linear(members, ROUTER_WIDTH, choices, bias=True, start=starts.inputs)
-        self.register_buffer("temperature", torch.ones(()), persistent=False)
+        self.register_buffer("temperature", torch.ones(members, 1, 1, 1, 1), persistent=False)
         # A draw a sequence; before the first one, none for all of them.
         self.register_buffer("noise", torch.zeros(members, 1, choices, hidden), persistent=False)
         self.frozen: Tensor | None = None
@@ -101,8 +103,7 @@ class PolyGluLayer(FeedForwardLayer):
         self, key: str, seeds: Sequence[int], batch_size: int, step: int, num_steps: int
     ) -> None:
         """Cool down, and draw Gumbel noise by (seed, step)."""
-        cooled = 1 - (1 - LOWEST_TEMPERATURE) * step / num_steps
-        self.temperature.fill_(max(LOWEST_TEMPERATURE, cooled))
+        self.temperature.fill_(_temperature(step, num_steps))
         shape = (batch_size, *self.noise.shape[2:])
         drawn = np.stack(
             [
@@ -112,10 +113,13 @@ class PolyGluLayer(FeedForwardLayer):
         )
         if self.noise.shape != drawn.shape:
             self.noise = self.noise.new_zeros(drawn.shape)
-        self.noise.copy_(torch.from_numpy(-np.log(drawn)))
+        # One draw in millions is 0, which would make the noise, and the loss, infinite.
+        self.noise.copy_(torch.from_numpy(-np.log(np.maximum(drawn, LEAST_DRAW))))
 
-    def begin_evaluation(self) -> None:
+    def begin_evaluation(self, steps: Sequence[int], num_steps: int) -> None:
         """Route without noise."""
+        temperatures = torch.tensor([_temperature(step, num_steps) for step in steps])
+        self.temperature.copy_(temperatures.view_as(self.temperature))
         self.noise.zero_()
 
     def forward(self, x: Tensor, time: int) -> Tensor:
@@ -148,6 +152,10 @@ class PolyGluLayer(FeedForwardLayer):
         routed = self.router_output(self.router_input(pooled.flatten(1, 2).to(x.dtype)).relu())
         modulation: Tensor = _at_least_fp32(routed).view(*pooled.shape[:3], -1)
         return modulation * self.beta[:, None, None]
+
+
+def _temperature(step: int, num_steps: int) -> float:
+    return max(LOWEST_TEMPERATURE, 1 - (1 - LOWEST_TEMPERATURE) * step / num_steps)
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

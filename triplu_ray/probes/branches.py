@@ -16,7 +16,7 @@ from triplu_ray.model import Decoder
 
 @torch.no_grad()
 def routing_probe(model: Decoder, validation: Tensor) -> dict[str, Tensor]:
-    """How the layers route on windows `[batches, B, T + 1]`, without noise; values `[M]`.
+    """How the layers, in evaluation, route on windows `[batches, B, T + 1]`; values `[M]`.
 
     By layer: `entropy` (nats, ln 4 at most), the mean weight of each activation, and `static`, the
     share of the units' own preferences in the variance of the logits over the activations, the
@@ -24,8 +24,6 @@ def routing_probe(model: Decoder, validation: Tensor) -> dict[str, Tensor]:
     held to the activation of its greatest mean weight.
     """
     layers = [module for module in model.modules() if isinstance(module, PolyGluLayer)]
-    for layer in layers:
-        layer.begin_evaluation()
     sums = [_RoutingSums() for _ in layers]
     hooks = [
         layer.register_forward_pre_hook(lambda layer, inputs, seen=seen: seen.add(layer, *inputs))
