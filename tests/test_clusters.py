@@ -94,6 +94,8 @@ def test_opens_with_up_submit_and_down(file: Path) -> None:
     assert header
     path = f"clusters/{file.name}"
     job = "ray job submit -- triplu-ray sweep ~/triplu-ray/search_spaces/main_1m.yaml"
+    # Without a worker yet, `resources: auto` would see no GPU.
+    job += " resources.gpu=1" * (file.name != "onprem.yaml")
     commands = (
         f"#   up       ray up -y {path}\n"
         f'#   submit   ray exec {path} "{job}"\n'

@@ -90,6 +90,54 @@ def test_the_cohorts_of_a_drained_node_move_at_no_cost(
     assert_complete_and_equal(store, reference)
 
 
+PRETENDED_GPUS = """
+_abilities = abilities
+
+def abilities(precisions, device):
+    return dataclasses.replace(_abilities(precisions, "cpu"), gpu_bytes=2**34)
+"""
+
+NOTING = """
+_write_runs = CohortTrainable._write_runs
+
+def write_runs(self, cohort, trainer):
+    import ray
+    with open({path!r}, "a") as file:
+        file.writelines(f"{{run.config.seed}} {{ray.get_gpu_ids()}}\\n" for run in cohort.runs)
+    _write_runs(self, cohort, trainer)
+
+CohortTrainable._write_runs = write_runs
+"""
+
+
+def test_cores_help_where_others_have_gpus(
+    cluster: Cluster, undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Ray believes in a GPU that a node says it has; the cohorts on it are trained on its core."""
+    space, reference = undisturbed
+    store, noted = tmp_path / "store", tmp_path / "noted"
+    pretended = injected(
+        tmp_path / "faults",
+        space='Granted.device = property(lambda self: "cpu")',
+        execution="import dataclasses" + PRETENDED_GPUS,
+        raytune__trainable=NOTING.format(path=str(noted)),
+    )
+    for num_gpus in (1, 0):
+        cluster.add_node(num_cpus=1, num_gpus=num_gpus, env_vars=pretended)
+    address = {"RAY_ADDRESS": cluster.address}
+    code, _, stderr = run(space, store, "cpu_share=0.5", **pretended, **address)
+    assert code == 0, stderr
+    assert_complete_and_equal(store, reference)
+    assert sorted(noted.read_text().splitlines()) == ["1 []", "1 []", "2 [0]", "2 [0]"]
+
+
+def test_a_cluster_without_nodes_is_asked_for_no_guess(cluster: Cluster, tmp_path: Path) -> None:
+    space, store = write_space(tmp_path), tmp_path / "store"
+    code, _, stderr = run(space, store, RAY_ADDRESS=cluster.address)
+    assert code == 2
+    assert f"{space}: resources.gpu: auto: the cluster has no node yet that could train" in stderr
+
+
 def test_a_killed_driver_of_a_cluster_is_continued(
     cluster: Cluster, undisturbed: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ def test_opens_with_up_submit_and_down() -> None:
     assert header
     submit = (
         "kubectl exec service/triplu-ray-head-svc -c ray-head -- ray job submit -- "
-        "triplu-ray sweep /home/ray/triplu-ray/search_spaces/main_1m.yaml"
+        "triplu-ray sweep /home/ray/triplu-ray/search_spaces/main_1m.yaml resources.gpu=1"
     )
     assert (
         "#   up       kubectl apply -f clusters/kuberay.yaml\n"

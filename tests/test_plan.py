@@ -369,6 +369,27 @@ def test_auto_suits_the_machine() -> None:
     assert fixed.on(Machine(1, gpu_bytes)).cohorts == fixed.cohorts
 
 
+@given(share=st.floats(0.0, 0.99), seeds=st.integers(1, 9), finished=st.integers(0, 18))
+def test_cores_take_whole_pairs_and_no_more_than_their_share(
+    share: float, seeds: int, finished: int
+) -> None:
+    grid = {"seed": list(range(seeds)), "variant": ["swiglu", "triplu"]}
+    plan = plan_of({**SMALL, "grid": grid, "cpu_share": share})
+    assert not any(cohort.on_cpu for cohort in plan.on(Machine(workers=4)).cohorts)
+    done = frozenset([run.run_id for run in plan.runs][:finished])
+    plan = plan_of({**SMALL, "grid": grid, "cpu_share": share}, finished=done)
+    cohorts = plan.on(Machine(1, 80 << 30)).cohorts
+    run_ids = [run.run_id for cohort in cohorts for run in cohort.runs]
+    assert sorted(run_ids) == sorted(run.run_id for run in plan.missing)
+    alone = [cohort for cohort in cohorts if cohort.on_cpu]
+    assert all(len(cohort.runs) == 1 for cohort in alone)
+    # Every pair costs the same here: as many as the share holds, the first ones.
+    on_cpu = {run.config.seed for cohort in alone for run in cohort.runs}
+    others = {run.config.seed for c in cohorts if not c.on_cpu for run in c.runs}
+    assert not on_cpu & others
+    assert max(on_cpu, default=-1) < int(share * seeds + 1e-9) <= min(others, default=seeds)
+
+
 def test_code_is_compiled_where_all_its_cohorts_together_pay_for_it() -> None:
     space = {**SMALL, "precision": "bf16", "num_steps": 300, "eval_interval": 100}
     short = {"seed": [1], "variant": ["swiglu"]}

@@ -68,6 +68,7 @@ def test_no_gpu_is_idle_for_the_sake_of_a_fuller_cohort(
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert machine_here(Resources()) == Machine(8)
     assert machine_here(Resources(cpu=3.0)) == Machine(2)
     assert machine_here(Resources(cpu=16.0)) == Machine(1)
     assert machine_here(Resources(gpu=1.0)) == Machine(1, 24 * GIB)
@@ -76,6 +77,8 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     properties = SimpleNamespace(total_memory=80 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert machine_here(Resources()) == Machine(4, 80 * GIB)
+    assert machine_here(Resources(gpu=0.0)) == Machine(8)
     assert machine_here(Resources(gpu=1.0)) == Machine(4, 80 * GIB)
     assert machine_here(Resources(cpu=4.0, gpu=1.0)) == Machine(2, 80 * GIB)
 

@@ -105,6 +105,8 @@ OVERRIDES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     (SMALL, "targets=[1.5]", {**SMALL, "targets": [1.5]}),
     (SMALL, "train_bytes=null", {**SMALL, "train_bytes": None}),
     (SMALL, "resources={cpu: 2}", {**SMALL, "resources": {"cpu": 2}}),
+    ({**SMALL, "resources": {"gpu": 2}}, "resources=auto", {**SMALL, "resources": {}}),
+    ({**SMALL, "resources": "auto"}, "resources.gpu=2", {**SMALL, "resources": {"gpu": 2}}),
     (SMALL, "resources.cpu=2", {**SMALL, "resources": {"cpu": 2}}),
     (
         {**SMALL, "resources": {"cpu": 2}},

@@ -95,6 +95,8 @@ class Cohort:
     runs: tuple[PlannedRun, ...]
     values: str = ""
     """Those that were suggested for it, in words."""
+    on_cpu: bool = False
+    """Whether cores train it though others have GPUs: `cpu_share`."""
 
     @cached_property
     def cohort_id(self) -> str:
@@ -325,8 +327,10 @@ def _cohorts_of_stage(
     groups: dict[str, list[PlannedRun]] = {}
     place: dict[str, int] = {}
     for run in runs:
-        groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
         place.setdefault(pair(run), len(place))
+    on_gpu, on_cpu = _shared_out(runs, pair, header.cpu_share if machine.gpu_bytes else 0.0)
+    for run in on_gpu:
+        groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
     # Cut before finished runs are left out: what remains of a cohort keeps its members.
     chunks: list[list[PlannedRun]] = []
     for group in groups.values():
@@ -336,7 +340,27 @@ def _cohorts_of_stage(
         chunks += (list(chunk) for chunk in _evenly(group, size))
     unfinished = (tuple(run for run in chunk if run.run_id not in finished) for chunk in chunks)
     cohorts = [Cohort(chunk) for chunk in unfinished if chunk]
+    cohorts += [Cohort((run,), on_cpu=True) for run in on_cpu if run.run_id not in finished]
     return sorted(cohorts, key=lambda cohort: place[pair(cohort.runs[0])])
+
+
+def _shared_out(
+    runs: Sequence[PlannedRun], pair: Callable[[PlannedRun], str], share: float
+) -> tuple[list[PlannedRun], list[PlannedRun]]:
+    """Runs for GPUs, and for cores at most a share of the FLOPs: whole pairs, the first ones.
+
+    Both sides of a pair are rounded by the same hardware then.
+    """
+    pairs: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        pairs.setdefault(pair(run), []).append(run)
+    left = share * sum(run.training_flops for run in runs)
+    on_gpu: list[PlannedRun] = []
+    on_cpu: list[PlannedRun] = []
+    for members in pairs.values():
+        left -= sum(run.training_flops for run in members)
+        (on_cpu if left >= 0 else on_gpu).extend(members)
+    return on_gpu, on_cpu
 
 
 def _cohorts_to_come(study: PlannedStudy) -> list[Cohort]:

@@ -12,7 +12,7 @@ import torch
 from triplu_ray.config import RunConfig
 from triplu_ray.ffn import FeedForwardConfig
 from triplu_ray.model import ModelShape, Precision
-from triplu_ray.space import Resources
+from triplu_ray.space import Granted, Resources
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,23 @@ GPU_MEMORY_SHARE = 0.8
 """Of a worker's GPU memory that a cohort may fill."""
 
 
+def granted_here(resources: Resources) -> Granted:
+    """What a cohort gets of this machine."""
+    return resources.granted(gpus=torch.cuda.is_available())
+
+
 def machine_here(resources: Resources) -> Machine:
     """This machine, as cohorts that are granted `resources` see it."""
-    cores = int((os.cpu_count() or 1) / resources.cpu)
-    if not resources.gpu:
+    cpu, gpu = granted_here(resources)
+    cores = int((os.cpu_count() or 1) / cpu)
+    if not gpu:
         return Machine(max(1, cores))
     gpus, gpu_bytes = 1, ASSUMED_GPU_BYTES
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
-    workers = max(1, min(cores, int(gpus / resources.gpu)))
-    return Machine(workers, int(min(1.0, resources.gpu) * gpu_bytes))
+    workers = max(1, min(cores, int(gpus / gpu)))
+    return Machine(workers, int(min(1.0, gpu) * gpu_bytes))
 
 
 def compile_seconds(num_layers: int) -> float:

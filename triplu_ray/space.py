@@ -5,17 +5,19 @@ targets, cohort, ...); configuration keys, which are the fields of `RunConfig` a
 of `ffn.FeedForward` plus `variant` and `hidden: match`; and `grid`, `blocks` and `base`.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     NonNegativeInt,
     PositiveInt,
     TypeAdapter,
@@ -25,7 +27,6 @@ from pydantic import (
 from triplu_ray.config import (
     FFN_KEYS,
     VARIANTS,
-    NonNegative,
     Positive,
     RunConfig,
     explain,
@@ -43,12 +44,41 @@ def _share_or_whole(amount: float) -> float:
     return amount
 
 
+def _gpus(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("expected a number of at least 0, or auto")
+    return _share_or_whole(value)
+
+
+class Granted(NamedTuple):
+    """What a cohort's process gets of a machine."""
+
+    cpu: float = 1.0
+    gpu: float = 0.0
+
+    @property
+    def device(self) -> str:
+        """Where it trains."""
+        return "cuda" if self.gpu else "cpu"
+
+
 class Resources(BaseModel):
     """What one cohort's process is granted; a fraction of a GPU is placement, not isolation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     cpu: Annotated[Positive, AfterValidator(_share_or_whole)] = 1.0
-    gpu: Annotated[NonNegative, AfterValidator(_share_or_whole)] = 0.0
+    gpu: Annotated[float | Literal["auto"], BeforeValidator(_gpus)] = "auto"
+    """`auto`: one where there are GPUs, else none."""
+
+    def granted(self, *, gpus: bool) -> Granted:
+        """On a machine, or a cluster, with GPUs or without."""
+        return Granted(self.cpu, float(gpus) if self.gpu == "auto" else self.gpu)
+
+
+def _auto(value: Any) -> Any:
+    return {} if value == "auto" else value
 
 
 def _members(value: Any) -> Any:
@@ -90,7 +120,10 @@ class Header(BaseModel):
     """Runs trained in one process at the most; `auto` see `sizing.cohort_size`."""
     compile: Annotated[bool | Literal["auto"], BeforeValidator(_switch)] = "auto"
     """`on`, `off` (YAML's words for true and false), or if it pays: `sizing.compiling_pays`."""
-    resources: Resources = Resources()
+    resources: Annotated[Resources, BeforeValidator(_auto)] = Resources()
+    """Or `auto`: a core, and a GPU where there are any."""
+    cpu_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of the training FLOPs, what is done on cores alone where cohorts are granted GPUs."""
     max_failures: NonNegativeInt = 3
     """How often a failed cohort is tried again."""
     keep_models: bool = False

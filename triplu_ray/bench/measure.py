@@ -21,6 +21,7 @@ from triplu_ray.bench.subjects import PLAIN, Mode, Subject, modes_for
 from triplu_ray.errors import UserError
 from triplu_ray.execution import abilities
 from triplu_ray.model import Precision
+from triplu_ray.sizing import granted_here
 from triplu_ray.space import Header
 
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
@@ -83,7 +84,7 @@ def engine_modes(
     header: Header, cohorts: Sequence[int] | None, console: Console
 ) -> tuple[str, list[Mode]]:
     """The device that the header's resources grant, and what it can do; tells what it cannot."""
-    device = "cuda" if header.resources.gpu else "cpu"
+    device = granted_here(header.resources).device
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("resources.gpu: expected a GPU in this machine, found none")
     can = abilities(PRECISIONS[device], device)

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
@@ -13,14 +13,19 @@ import ray
 from triplu_ray.environment import worker_environment
 from triplu_ray.errors import UserError
 from triplu_ray.execution import Abilities, abilities
+from triplu_ray.model import Precision
 from triplu_ray.plan import Plan
 from triplu_ray.sizing import Machine
+from triplu_ray.space import Granted, Resources
 
 
 @contextlib.contextmanager
-def running_ray(plan: Plan) -> Iterator[None]:
-    """Ray, quiet: connected to RAY_ADDRESS, or started here and stopped at the end."""
-    resources = plan.space.header.resources
+def running_ray(origin: str, granted: Granted | None) -> Iterator[None]:
+    """Ray, quiet: connected to RAY_ADDRESS, or started here and stopped at the end.
+
+    `granted` is what a cohort gets of this machine, and None on a cluster; `origin` is what an
+    error line names first.
+    """
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {} if address else {"include_dashboard": False}
     warnings.filterwarnings("ignore", module="ray")
@@ -39,14 +44,13 @@ def running_ray(plan: Plan) -> Iterator[None]:
         where = f"RAY_ADDRESS={address}: no Ray cluster answers" if address else "Ray did not start"
         raise UserError(f"{where}: {reason}") from error
     try:
-        if not address:
-            there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-            for key, asked in (("CPU", resources.cpu), ("GPU", resources.gpu)):
-                if asked > there.get(key, 0):
-                    raise UserError(
-                        f"{plan.space.origin}: resources.{key.lower()}: expected at most what this "
-                        f"machine has ({there.get(key, 0):g}), got {asked:g}"
-                    )
+        there = _resources_there()
+        for key, asked in (granted or Granted(0.0))._asdict().items():
+            if asked > there.get(key.upper(), 0):
+                raise UserError(
+                    f"{origin}: resources.{key}: expected at most what this machine has "
+                    f"({there.get(key.upper(), 0):g}), got {asked:g}"
+                )
         yield
     finally:
         ray.shutdown()
@@ -64,38 +68,56 @@ def _check_reachable(address: str) -> None:
             ) from error
 
 
-def worker_abilities(plan: Plan) -> Abilities | None:
-    """What the workers can do; None before Ray is there, if they are on other machines.
+def granted_there(origin: str, resources: Resources) -> Granted:
+    """What a cohort gets of the cluster; UserError if that cannot be known yet."""
+    there = _resources_there()
+    if resources.gpu == "auto" and not there.get("GPU") and not there.get("CPU"):
+        raise UserError(
+            f"{origin}: resources.gpu: auto: the cluster has no node yet that could train; say how "
+            "many GPUs a cohort shall have, or 0"
+        )
+    return resources.granted(gpus=bool(there.get("GPU")))
+
+
+def worker_abilities(plan: Plan, granted: Granted) -> Abilities:
+    """What the workers can do: of this machine, or of a node of the cluster.
 
     Raises UserError if it is less than the precision or `compile: on` needs.
     """
     runs = (*plan.missing, *plan.stand_ins)
     precisions = sorted({run.config.precision for run in runs})
-    resources, device = plan.space.header.resources, device_of(plan)
+    found = [_abilities(precisions, share) for share in kinds_of_shares(plan, granted)]
+    for can in found:
+        for precision, units in can.missing_units.items():
+            raise UserError(f"{plan.space.origin}: precision: {precision} needs {units}")
+        if plan.space.header.compile is True and can.missing_compiler:
+            raise UserError(f"{plan.space.origin}: compile: on needs {can.missing_compiler}")
+    return found[0]
+
+
+def kinds_of_shares(plan: Plan, granted: Granted) -> list[Granted]:
+    """What GPU cohorts get, and those on cores alone, if there are any."""
+    helps = granted.gpu and plan.space.header.cpu_share
+    return [granted, Granted(granted.cpu)] if helps else [granted]
+
+
+def _abilities(precisions: Sequence[Precision], granted: Granted) -> Abilities:
     if "RAY_ADDRESS" not in os.environ:
-        can = abilities(precisions, device)
-    elif ray.is_initialized():
-        ask = ray.remote(num_cpus=resources.cpu, num_gpus=resources.gpu)(abilities)
-        can = ray.get(ask.remote(precisions, device))
-    else:
-        return None
-    for precision, units in can.missing_units.items():
-        raise UserError(f"{plan.space.origin}: precision: {precision} needs {units}")
-    if plan.space.header.compile is True and can.missing_compiler:
-        raise UserError(f"{plan.space.origin}: compile: on needs {can.missing_compiler}")
+        return abilities(precisions, granted.device)
+    ask = ray.remote(num_cpus=granted.cpu, num_gpus=granted.gpu)(abilities)
+    can: Abilities = ray.get(ask.remote(precisions, granted.device))
     return can
 
 
-def device_of(plan: Plan) -> str:
-    """Where a plan's cohorts are trained: `cuda` or `cpu`."""
-    return "cuda" if plan.space.header.resources.gpu else "cpu"
-
-
-def machine_of(plan: Plan, can: Abilities) -> Machine:
-    """The cluster, as large as it is now, as the plan's cohorts see it."""
-    resources = plan.space.header.resources
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    asked = {"CPU": resources.cpu, "GPU": resources.gpu}
-    workers = min(int(there.get(key, 0) / share) for key, share in asked.items() if share)
-    gpu_bytes = can.gpu_bytes and int(min(1.0, resources.gpu) * can.gpu_bytes)
+def machine_of(granted: Granted, can: Abilities) -> Machine:
+    """The cluster, as large as it is now, as cohorts see it."""
+    there = _resources_there()
+    asked = {key.upper(): share for key, share in granted._asdict().items() if share}
+    workers = min(int(there.get(key, 0) / share) for key, share in asked.items())
+    gpu_bytes = can.gpu_bytes and int(min(1.0, granted.gpu) * can.gpu_bytes)
     return Machine(max(1, workers), gpu_bytes)
+
+
+def _resources_there() -> dict[str, float]:
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return there

@@ -1,6 +1,6 @@
 """Whether the nodes of a cluster run this code on this store: asked before anything is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -9,27 +9,27 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from triplu_ray import provenance
 from triplu_ray.errors import UserError
-from triplu_ray.space import Resources
+from triplu_ray.space import Granted
 from triplu_ray.store import Store
 
 ANSWER_SECONDS = 120.0
 """In which a node must have started a worker and imported this package."""
 
 
-def check_nodes(store: Store, marker: str, code: Mapping[str, str], resources: Resources) -> None:
+def check_nodes(
+    store: Store, marker: str, code: Mapping[str, str], granted: Iterable[Granted]
+) -> None:
     """Raise UserError if a node that could train has other code, or does not see the store.
+
+    `granted` are the kinds of shares that cohorts get.
 
     Each is asked by a task of its own. Nodes that join later are asked by their workers.
     """
-    ask = ray.remote(_complaint_at)
+    ask, shares = ray.remote(_complaint_at), [*granted]
     asked: list[tuple[str, Any]] = []
     for node in ray.nodes():  # type: ignore[no-untyped-call]
-        there = node["Resources"]
-        if (
-            node["Alive"]
-            and there.get("CPU", 0) >= resources.cpu
-            and there.get("GPU", 0) >= resources.gpu
-        ):
+        cpus, gpus = (node["Resources"].get(key, 0) for key in ("CPU", "GPU"))
+        if node["Alive"] and any(cpus >= cpu and gpus >= gpu for cpu, gpu in shares):
             on_it = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ask.options(num_cpus=0, scheduling_strategy=on_it)
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"

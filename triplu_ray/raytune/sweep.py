@@ -10,8 +10,9 @@ import random
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ray import tune
@@ -25,11 +26,18 @@ from triplu_ray.leases import claims_on, clear_lapsed, delete_claims_of
 from triplu_ray.plan import Plan
 from triplu_ray.progress import SweepProgress
 from triplu_ray.raytune.callback import SweepCallback
-from triplu_ray.raytune.cluster import device_of, machine_of, running_ray, worker_abilities
+from triplu_ray.raytune.cluster import (
+    granted_there,
+    kinds_of_shares,
+    machine_of,
+    running_ray,
+    worker_abilities,
+)
 from triplu_ray.raytune.nodes import check_nodes
 from triplu_ray.raytune.record import FailedCohort, SweepRecord
 from triplu_ray.raytune.trainable import CohortTrainable, SweepJob
-from triplu_ray.sizing import Machine
+from triplu_ray.sizing import Machine, granted_here
+from triplu_ray.space import Granted
 from triplu_ray.store import Store
 
 POLL_SECONDS = 2.0
@@ -62,25 +70,29 @@ def sweep(
     be reached or has nodes with other code or without the store, this machine can never grant what
     a cohort asks for, or the workers' hardware lacks what the precision or compilation needs.
     """
-    can = worker_abilities(plan)
-    record = SweepRecord(store, plan.space.header.name, console)
-    with running_ray(plan), tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch:
+    header, origin = plan.space.header, plan.space.origin
+    granted = None if "RAY_ADDRESS" in os.environ else granted_here(header.resources)
+    can = granted and worker_abilities(plan, granted)
+    record = SweepRecord(store, header.name, console)
+    with (
+        running_ray(origin, granted),
+        tempfile.TemporaryDirectory(prefix="triplu_ray-") as scratch,
+    ):
         record.begin()
         code = provenance.code()
-        if "RAY_ADDRESS" in os.environ:
-            check_nodes(store, record.path, code, plan.space.header.resources)
-        can = can or worker_abilities(plan)
-        assert can is not None  # Ray is there
-        machine = machine_of(plan, can)
-        plan = plan.on(machine)
-        header, interrupted = plan.space.header, False
+        if granted is None or can is None:
+            granted = granted_there(origin, header.resources)
+            check_nodes(store, record.path, code, kinds_of_shares(plan, granted))
+            can = worker_abilities(plan, granted)
+        machine = machine_of(granted, can)
+        plan, interrupted = plan.on(machine), False
         job = SweepJob(
             cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
             corpora=dict(corpora),
             space=header.name,
             store_location=store.location,
-            num_threads=max(1, int(header.resources.cpu)),
-            device=device_of(plan),
+            num_threads=max(1, int(granted.cpu)),
+            device=granted.device,
             compiled=_compiled(plan, machine, can),
             git_sha=provenance.git_sha(),
             checkpoint_seconds=header.checkpoint_seconds,
@@ -94,7 +106,7 @@ def sweep(
         suggested += [run for study in plan.studies for run in study.to_come]
         with SweepProgress(console, plan.cohorts, suggested) as progress:
             callback = SweepCallback(progress, record)
-            rounds = _Rounds(plan, job, store, callback, progress, scratch)
+            rounds = _Rounds(plan, granted, job, store, callback, progress, scratch)
             try:
                 interrupted = not (rounds.train() and rounds.search())
             except KeyboardInterrupt:
@@ -116,13 +128,14 @@ class _Rounds:
     def __init__(
         self,
         plan: Plan,
+        granted: Granted,
         job: SweepJob,
         store: Store,
         callback: SweepCallback,
         progress: SweepProgress,
         scratch: str,
     ) -> None:
-        self._header, self._job, self._store = plan.space.header, job, store
+        self._granted, self._job, self._store = granted, job, store
         self._callback, self._progress, self._scratch = callback, progress, scratch
         self._plan, self._todo = plan, list(plan.cohorts)
         self.own = {run.run_id for cohort in plan.cohorts for run in cohort.runs}
@@ -181,11 +194,12 @@ class _Rounds:
                 self._progress.finished(cohort.cohort_id, " in another sweep")
 
     def _tuner(self, tune_config: tune.TuneConfig, param_space: dict[str, Any]) -> tune.Tuner:
-        header = self._header
-        granted = {key: amount for key, amount in header.resources.model_dump().items() if amount}
         trainable = tune.with_parameters(CohortTrainable, job=self._job)
+        # It travels with the trainable: ids, not cohorts.
+        on_cpu = frozenset(cohort.cohort_id for cohort in self._plan.cohorts if cohort.on_cpu)
+        share = partial(_share, self._granted, on_cpu)
         return tune.Tuner(
-            tune.with_resources(trainable, granted),
+            tune.with_resources(trainable, share),
             param_space=param_space,
             tune_config=tune_config,
             run_config=tune.RunConfig(
@@ -193,10 +207,21 @@ class _Rounds:
                 storage_path=self._scratch,
                 verbose=0,
                 callbacks=[self._callback],
-                failure_config=tune.FailureConfig(max_failures=header.max_failures),
+                failure_config=tune.FailureConfig(
+                    max_failures=self._plan.space.header.max_failures
+                ),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             ),
         )
+
+
+def _share(
+    granted: Granted, on_cpu: Collection[str], config: Mapping[str, Any]
+) -> tune.PlacementGroupFactory:
+    """What Tune reserves for a trial; `on_cpu` are ids of cohorts."""
+    cpu, gpu = granted
+    with_gpu = gpu and config["cohort_id"] not in on_cpu
+    return tune.PlacementGroupFactory([{"CPU": cpu} | ({"GPU": gpu} if with_gpu else {})])
 
 
 def _pause() -> None:

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,6 +47,10 @@ class SweepJob:
     code: Mapping[str, str]
     """What the driver runs: `provenance.code`."""
     studies: Mapping[str, PlannedStudy] = field(default_factory=dict)
+
+    def device_of(self, cohort: Cohort) -> str:
+        """Where a cohort is trained."""
+        return "cpu" if cohort.on_cpu else self.device
 
     def cohort(self, config: Mapping[str, Any]) -> Cohort:
         """That of a trial: by its id, or by the values that were suggested for a study."""
@@ -135,7 +139,7 @@ class CohortTrainable(tune.Trainable):
         # Another sweep may have finished some since this one planned.
         finished = self._store.finished_among([run.run_id for run in cohort.runs])
         unfinished = tuple(run for run in cohort.runs if run.run_id not in finished)
-        parts = [cohort if not finished else Cohort(unfinished)] if unfinished else []
+        parts = [replace(cohort, runs=unfinished)] if unfinished else []
         while parts and not (self._lease and self._lease.lost_to):
             whole, out_of_memory = parts.pop(0), False
             try:
@@ -156,7 +160,7 @@ class CohortTrainable(tune.Trainable):
     def _halved(self, whole: Cohort) -> list[Cohort]:
         """Two cohorts of half the members, each with its part of the checkpoint."""
         middle = len(whole.runs) // 2
-        halves = [Cohort(whole.runs[:middle]), Cohort(whole.runs[middle:])]
+        halves = [replace(whole, runs=runs) for runs in (whole.runs[:middle], whole.runs[middle:])]
         self._notes.append(
             f"{whole.description}: out of GPU memory with {len(whole.runs)} members; going on with "
             f"{len(halves[0].runs)} and {len(halves[1].runs)}, one after the other"
@@ -196,7 +200,8 @@ class CohortTrainable(tune.Trainable):
     def _prepared(self, cohort: Cohort) -> CohortTrainer:
         """The cohort's models as they begin, or as their checkpoint has them."""
         corpus = self._job.corpora[str(cohort.runs[0].corpus.sha256)]
-        trainer = CohortTrainer(cohort, corpus, self._job.device, compiled=self._compiled)
+        device = self._job.device_of(cohort)
+        trainer = CohortTrainer(cohort, corpus, device, compiled=self._compiled)
         content = self._store.read_checkpoint(cohort.cohort_id)
         if content is not None:
             try:
@@ -267,7 +272,7 @@ class CohortTrainable(tune.Trainable):
                 "git_sha": job.git_sha,
                 "versions": json.dumps(provenance.versions()),
                 "hardware": provenance.hardware(
-                    job.device, job.num_threads, len(runs), compiled=trainer.compiled
+                    job.device_of(cohort), job.num_threads, len(runs), compiled=trainer.compiled
                 ),
                 "finished_at": datetime.now(UTC),
             }
