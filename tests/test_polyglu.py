@@ -47,7 +47,7 @@ def test_routing_starts_even_and_its_entropy_at_the_logarithm_of_four() -> None:
     built = layer()
     with torch.no_grad():
         built.beta.zero_()
-    routing = built.routing(inputs(), TIME)
+    routing = torch.stack(built.routing(inputs(), TIME), 3)
     entropy = -(routing * routing.log()).sum(-2)
     torch.testing.assert_close(entropy, torch.full_like(entropy, math.log(4)))
 
@@ -120,6 +120,16 @@ def test_a_draw_of_zero_makes_no_infinite_noise(monkeypatch: pytest.MonkeyPatch)
     built.begin_step("layer", (1,), 3, 0, 10)
     assert built.noise.flatten().tolist() == pytest.approx([24 * math.log(2)] * 120)
     assert built(x, TIME).isfinite().all()
+
+
+def test_routing_is_the_softmax_of_preferences_router_and_noise() -> None:
+    built, x = layer(seeds=(1, 2)), inputs(members=2)
+    built.begin_step("layer", (1, 2), 3, 60, 100)
+    with torch.no_grad():
+        built.alpha.copy_(torch.randn(2, HIDDEN, 4, generator=torch.Generator().manual_seed(2)))
+    logits = built.alpha.transpose(1, 2)[:, None, None] + built.modulation(x, TIME)[..., None]
+    expected = ((logits + built.noise[:, :, None]) / 0.46).softmax(3)
+    torch.testing.assert_close(torch.stack(built.routing(x, TIME), 3), expected)
 
 
 def test_frozen_choices_take_the_routers_place() -> None:

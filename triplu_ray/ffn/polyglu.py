@@ -4,6 +4,7 @@ M members, B batch, T time, N positions (B x T), D model width, H hidden units, 
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -93,7 +94,7 @@ class PolyGluLayer(FeedForwardLayer):
         self.beta = self.declare("beta", (choices,), constant(1.0), decayed=False)
         self.router_input = Linear(members, d_model, ROUTER_WIDTH, bias=True, start=starts.inputs)
         self.router_output = Linear(members, ROUTER_WIDTH, choices, bias=True, start=starts.inputs)
-        self.register_buffer("temperature", torch.ones(members, 1, 1, 1, 1), persistent=False)
+        self.register_buffer("temperature", torch.ones(members, 1, 1, 1), persistent=False)
         # A draw a sequence; before the first one, none for all of them.
         self.register_buffer("noise", torch.zeros(members, 1, choices, hidden), persistent=False)
         self.frozen: Tensor | None = None
@@ -124,22 +125,38 @@ class PolyGluLayer(FeedForwardLayer):
 
     def forward(self, x: Tensor, time: int) -> Tensor:
         """Mix the activations of the gate by the routing weights."""
-        routing = self.routing(x, time).to(x.dtype)
+        routing = self.routing(x, time)
         gate, value = (stream(x) for stream in self.streams)
         gate = gate.view(len(x), -1, time, gate.shape[-1])
         activated = (gate.relu(), gate.tanh(), F.silu(gate), F.gelu(gate))
-        mixed = sum(routing[:, :, :, k] * activated[k] for k in range(len(ACTIVATIONS)))
+        mixed = sum(map(torch.mul, routing, activated))
         assert isinstance(mixed, Tensor)
-        output: Tensor = self.output(mixed.flatten(1, 2) * value)
+        output: Tensor = self.output(mixed.to(x.dtype).flatten(1, 2) * value)
         return output
 
-    def routing(self, x: Tensor, time: int) -> Tensor:
-        """Weights `[M, B, T, K, H]`, fp32 at least; sizes over which they do not vary are 1."""
+    def routing(self, x: Tensor, time: int) -> list[Tensor]:
+        """Weights of each activation `[M, B, T, H]`, fp32 at least; 1 where they do not vary.
+
+        A softmax written out: elementwise over four tensors it is compiled into the same loop as
+        the activations, where a sum along an axis would go through memory.
+        """
         if self.frozen is not None:
-            return self.frozen[:, None, None]
-        logits = self.modulation(x, time)[..., None] + self.alpha.transpose(1, 2)[:, None, None]
-        noise = self.noise[:, : logits.shape[1], None]
-        return ((logits + noise) / self.temperature).softmax(-2)
+            return list(self.frozen[:, None, None].unbind(3))
+        modulation = self.modulation(x, time)
+        logits = [
+            (
+                self.alpha[:, None, None, :, k]
+                + modulation[..., k, None]
+                + self.noise[:, : modulation.shape[1], None, k]
+            )
+            / self.temperature
+            for k in range(len(ACTIVATIONS))
+        ]
+        # It changes no weight, so no gradient goes through it.
+        highest = reduce(torch.maximum, logits).detach()
+        grown = [(logit - highest).exp() for logit in logits]
+        share = 1 / reduce(torch.add, grown)
+        return [part * share for part in grown]
 
     def modulation(self, x: Tensor, time: int) -> Tensor:
         """The router's part of the logits `[M, B, T, K]`; T is 1 if it reads whole sequences."""

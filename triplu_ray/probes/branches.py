@@ -53,7 +53,7 @@ class _RoutingSums:
         self.routed_variance: Any = 0.0  # [M]
 
     def add(self, layer: PolyGluLayer, x: Tensor, time: int) -> None:
-        routing = layer.routing(x, time)
+        routing = torch.stack(layer.routing(x, time), 3)
         entropy = torch.special.entr(routing).sum(-2)
         modulation = layer.modulation(x, time)
         self.batches += 1
