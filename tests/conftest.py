@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from cohorts import write_space
+from commands import Command
 from hypothesis import settings
 from sweeps import LONG, run
 
+from triplu_ray import cli
 from triplu_ray.store import Store
 
 torch.set_num_threads(1)
@@ -30,3 +32,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     code, _, stderr = run(space, store)
     assert code == 0, stderr
     return space, store
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """`triplu-ray ...` in an empty folder: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("TRIPLU_RAY_STORE", "TRIPLU_RAY_DATA"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run

@@ -24,6 +24,20 @@ SMALL: dict[str, Any] = {
 Content = str | bytes | Mapping[str, Any]
 
 
+RUNS: dict[str, Any] = {
+    "name": "runs",
+    "hidden": 8,
+    "cohort": 3,
+    "grid": {
+        "seed": [1, 2],
+        "learning_rate": [1e-3, 3e-3],
+        "variant": ["swiglu", "triplu", "quad_prod"],
+        "gain": {"values": [1, 5, 7], "when": {"variant": "triplu"}},
+        "num_layers": [1, 2],
+    },
+}
+
+
 def write(path: Path, content: Content) -> Path:
     """A file with this content; a mapping is written as YAML, in its order."""
     if isinstance(content, Mapping):
