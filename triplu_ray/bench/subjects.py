@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triplu_ray.config import VARIANTS, RunConfig, is_complete, resolve_ffn
+from triplu_ray.config import RunConfig, resolve_ffn
 from triplu_ray.ffn import FeedForwardConfig
+from triplu_ray.listings import variant_rows
 from triplu_ray.model import ModelShape, Precision
 from triplu_ray.plan import Plan
-from triplu_ray.resolve import matched_width
 from triplu_ray.sizing import EAGER_FLOPS_PER_SECOND
 
 TURN_SECONDS, MAX_TURN_STEPS = 0.5, 20
@@ -88,12 +88,9 @@ def every_variant() -> list[Subject]:
     """Every variant in TriPLU's character setting at the width that matches SwiGLU, which leads."""
     baseline, *_ = papers_models()
     subjects = {baseline.config.ffn.label: baseline}
-    for name in filter(is_complete, VARIANTS):
-        ffn = resolve_ffn(name, {}, "")
-        hidden = matched_width(
-            ffn, baseline.config.ffn, baseline.config.hidden, baseline.config.d_model
-        )
-        config = baseline.config.model_copy(update={"ffn": ffn, "hidden": hidden})
+    for row in variant_rows([baseline.config.d_model]):
+        ffn = resolve_ffn(row["variant"], {}, "")
+        config = baseline.config.model_copy(update={"ffn": ffn, "hidden": row["hidden"]})
         subject = Subject(_model_name(config), config, baseline.vocab_size)
         subjects.setdefault(ffn.label, subject)
     return list(subjects.values())

@@ -44,16 +44,22 @@ def running_ray(origin: str, granted: Granted | None) -> Iterator[None]:
         where = f"RAY_ADDRESS={address}: no Ray cluster answers" if address else "Ray did not start"
         raise UserError(f"{where}: {reason}") from error
     try:
-        there = _resources_there()
-        for key, asked in (granted or Granted(0.0))._asdict().items():
-            if asked > there.get(key.upper(), 0):
-                raise UserError(
-                    f"{origin}: resources.{key}: expected at most what this machine has "
-                    f"({there.get(key.upper(), 0):g}), got {asked:g}"
-                )
+        if granted is not None:
+            _check_enough(origin, granted)
         yield
     finally:
         ray.shutdown()
+
+
+def _check_enough(origin: str, granted: Granted) -> None:
+    there = _resources_there()
+    for key, asked in granted._asdict().items():
+        has = there.get(key.upper(), 0)
+        if asked > has:
+            raise UserError(
+                f"{origin}: resources.{key}: expected at most what this machine has ({has:g}), "
+                f"got {asked:g}"
+            )
 
 
 def _check_reachable(address: str) -> None:
