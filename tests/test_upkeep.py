@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from fabricate import curve, planned_run, probe, stored_run
 
+from triplu_ray import store as store_module
 from triplu_ray.files import Files
 from triplu_ray.store import SCHEMAS, Store
 from triplu_ray.upkeep import LITTER_SECONDS, clear_litter, merge, set_aside_damaged
@@ -119,6 +121,21 @@ def test_what_killed_processes_left_is_cleared_once_it_is_old(store: Store) -> N
     assert not Path(store.location, "running").exists() or not any(
         Path(store.location, "running").iterdir()
     )
+
+
+FOLDERS = sorted(set(re.findall(r"<store>/(\w+)/", store_module.__doc__ or "")))
+"""All that the store says it has."""
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_litter_is_cleared_wherever_the_store_writes(folder: str, store: Store) -> None:
+    litter = Path(store.location, folder, "of_a_space", ".writing-x")
+    litter.parent.mkdir(parents=True)
+    litter.write_bytes(b"half")
+    long_ago = time.time() - 2 * LITTER_SECONDS
+    os.utime(litter, (long_ago, long_ago))
+    clear_litter(store)
+    assert not litter.exists()
 
 
 # Merging

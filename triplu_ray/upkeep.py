@@ -19,7 +19,8 @@ LITTER_SECONDS = 3600.0
 
 def clear_litter(store: Store) -> None:
     """Delete the hidden files of processes that were killed while they wrote."""
-    folders = [*SCHEMAS, "checkpoints", "models", "running", "spaces", "sweeps"]
+    others = ("checkpoints", "models", "running", "searches", "spaces", "sweeps")
+    folders = [*SCHEMAS, *others]
     hidden = [file for folder in folders for file in store.files.listed(folder, hidden=True)]
     now = store.files.now() if hidden else 0.0
     for file in hidden:
