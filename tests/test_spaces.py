@@ -206,7 +206,7 @@ def test_a_small_sibling_differs_in_size_alone(name: str) -> None:
         "train_budget_bytes", "num_steps", "eval_interval", "learning_rate", "seed", "hidden",
         "adamw_learning_rate", "d_model", "num_layers", "num_heads", "context_length", "corpus",
         "batch_size", "tokenizer", "train_bytes", "validation_bytes", "train_file",
-        "validation_file",
+        "validation_file", "precision",
     }  # fmt: skip
     small, full = (
         {json.dumps(run.config.model_dump(exclude=sizes)) for run in plan(of).runs}
