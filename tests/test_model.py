@@ -5,10 +5,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from variants import every_variant
 
-from triplu_ray.ffn import FeedForwardConfig, GatedLinearUnit, Gelu, Product
-from triplu_ray.model import Decoder, ModelShape
+from triplu_ray.ffn import (
+    Alternating,
+    FeedForwardConfig,
+    GatedLinearUnit,
+    Gelu,
+    Product,
+    ValueProduct,
+)
+from triplu_ray.model import Block, Decoder, ModelShape
 from triplu_ray.reference import ReferenceDecoder
-from triplu_ray.stacked import cross_entropy, initialize
+from triplu_ray.stacked import Starts, cross_entropy, initialize, normal_start
 
 SHAPE = ModelShape(
     vocab_size=11, context_length=8, d_model=12, num_layers=2, num_heads=3, hidden=10
@@ -51,6 +58,33 @@ def test_no_logit_depends_on_a_later_token_unless_said(ffn: FeedForwardConfig) -
         leaks = ffn.sees_later_tokens and position < 7
         assert torch.any(later != 0) == leaks
         assert torch.count_nonzero(seen[:, :, -1]) > 0
+
+
+@every_variant
+def test_a_member_computes_what_it_would_alone(ffn: FeedForwardConfig) -> None:
+    tokens = torch.randint(0, 11, (1, 2, 8), generator=torch.Generator().manual_seed(1))
+    together, alone = decoder(ffn, ffn, ffn), Decoder([ffn], SHAPE)
+    initialize(alone, [3])
+    torch.testing.assert_close(together(tokens.expand(3, -1, -1))[2], alone(tokens)[0])
+
+
+@pytest.mark.parametrize("ffn", [Alternating(), ValueProduct()], ids=lambda ffn: ffn.label)
+def test_gradients_agree_with_finite_differences(ffn: FeedForwardConfig) -> None:
+    """Of those that are more than one layer, which alone would be SwiGLU's."""
+    start = normal_start(1.0)
+    torch.manual_seed(0)
+    x = torch.randn(1, 6, SHAPE.d_model, dtype=torch.float64, requires_grad=True)
+    for layer, hidden in SHAPE.layers_of(ffn):
+        block = Block([layer], hidden, SHAPE, Starts(start, start), torch.float64)
+        initialize(block, [1])
+        block.double()
+        parameters = tuple(block.parameters())
+
+        def apply(x: torch.Tensor, *_: torch.Tensor, block: Block = block) -> torch.Tensor:
+            output: torch.Tensor = block(x, 3)
+            return output
+
+        assert torch.autograd.gradcheck(apply, (x, *parameters))
 
 
 def as_reference(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -112,3 +112,19 @@ def test_cross_entropy_by_hand() -> None:
     logits[1, :, 2] = math.log(3)
     losses = stacked.cross_entropy(logits, torch.full((2, 3), 2))
     assert losses.tolist() == pytest.approx([math.log(4), math.log(2)])
+
+
+def test_a_value_path_is_multiplied_before_it_is_mixed() -> None:
+    attention = stacked.CausalSelfAttention(1, 4, 2, 3, stacked.Starts(), multiplies_values=True)
+    stacked.initialize(attention, [1])
+    x = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(1))
+    query, key, value = attention.qkv(x)[0].split(4, dim=-1)
+    assert attention.value_factor is not None
+    value = value * (x[0] @ attention.value_factor.weight[0])
+    heads = [
+        F.scaled_dot_product_attention(*(part[None, :, head] for part in (query, key, value)),
+                                       is_causal=True)[0]
+        for head in (slice(0, 2), slice(2, 4))
+    ]  # fmt: skip
+    expected = torch.cat(heads, dim=-1) @ attention.output.weight[0]
+    torch.testing.assert_close(attention(x, 3)[0], expected)
