@@ -122,9 +122,10 @@ def test_a_value_path_is_multiplied_before_it_is_mixed() -> None:
     assert attention.value_factor is not None
     value = value * (x[0] @ attention.value_factor.weight[0])
     heads = [
-        F.scaled_dot_product_attention(*(part[None, :, head] for part in (query, key, value)),
-                                       is_causal=True)[0]
+        F.scaled_dot_product_attention(
+            query[None, :, head], key[None, :, head], value[None, :, head], is_causal=True
+        )[0]
         for head in (slice(0, 2), slice(2, 4))
-    ]  # fmt: skip
+    ]
     expected = torch.cat(heads, dim=-1) @ attention.output.weight[0]
     torch.testing.assert_close(attention(x, 3)[0], expected)
