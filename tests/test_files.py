@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import Command
 
 from triplu_ray.errors import UserError
-from triplu_ray.files import PAUSES, Files, may_pass, write_atomically
+from triplu_ray.files import _CREDENTIALS, PAUSES, Files, may_pass, write_atomically
 
 
 class Faults:
@@ -165,6 +166,46 @@ def test_what_is_listed_has_path_size_and_time(files: Files) -> None:
     assert before - 1 < first.modified < time.time() + 1
     assert files.listed("nowhere", "") == []
     assert files.find("runs/a.parquet", "runs/none", "runs") == [first, None, None]
+    assert files.find() == []
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://OPEN:SESAME@bucket/sweeps",
+        "s3://OPEN@bucket",
+        "s3://OPEN:SES/AME@bucket",
+        "s3://bucket/sweeps?access_key=OPEN&secret_key=SESAME",
+        "S3://OPEN:SESAME@bucket",
+        "abfss://:SESAME@account.dfs.core.windows.net/container",
+        "abfss://container@account.dfs.core.windows.net/sweeps?client_secret=SESAME",
+    ],
+)
+def test_credentials_in_a_location_are_refused_and_not_told(
+    command: Command, location: str
+) -> None:
+    """Nor written anywhere: a location stands in records and in workers' errors."""
+    for words in (["plan", "space.yaml"], ["sweep", "space.yaml"], ["status"], ["report"]):
+        code, stdout, stderr = command(*words, "--store", location)
+        assert (code, stdout) == (2, "")
+        (line,) = stderr.splitlines()
+        assert "expected a URI without credentials; they belong in the environment" in line
+        assert "OPEN" not in line
+        assert "SES" not in line
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://bucket/me@home?region=eu-central-1&endpoint_override=127.0.0.1:9000&scheme=http",
+        "abfss://container@account.dfs.core.windows.net/sweeps",
+        "hdfs://namenode:8020/users/me@home",
+        "results:1/me@home?token=",
+    ],
+)
+def test_what_only_looks_like_credentials_is_not_refused(location: str) -> None:
+    assert not _CREDENTIALS.search(location)
 
 
 def test_what_is_absent_is_told_from_what_fails(files: Files) -> None:

@@ -47,6 +47,13 @@ _PASSING_ANSWERS = re.compile(
     r"|REQUEST_TIME(OUT|_TOO)|NETWORK_CONNECTION|curlCode|[Tt]imed? ?out"
 )
 
+_CREDENTIALS = re.compile(
+    r"s3://[^/?]*@"  # a key alone
+    r"|://[^/?]*:(?!\d+/)[^?]*@"  # a user and a password, which may hold a slash; no port
+    r"|://.*\?.*(key|secret|token|password|sig)[^=&]*=",
+    re.IGNORECASE,
+)
+
 
 def may_pass(error: OSError) -> bool:
     """Whether the same attempt may succeed later: a busy service is, a missing right is not.
@@ -80,6 +87,12 @@ class Files:
     """
 
     def __init__(self, location: str, tell: Callable[[str], None]) -> None:
+        if _CREDENTIALS.search(location):
+            # Locations are printed, and stand in records: this line must not have it either.
+            raise UserError(
+                "store: expected a URI without credentials; they belong in the environment "
+                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, say) or the machine's own role"
+            )
         try:
             if "://" in location:
                 self.system, self.root = pafs.FileSystem.from_uri(location)
@@ -126,6 +139,8 @@ class Files:
 
     def find(self, *paths: str) -> list[Found | None]:
         """Each path's file, or None."""
+        if not paths:
+            return []
         full = [f"{self.root}/{path}" for path in paths]
         found = self._try("look for", paths[0], lambda: self.system.get_file_info(full))
         return [self._found(i) if i.type == pafs.FileType.File else None for i in found]
