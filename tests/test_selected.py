@@ -69,15 +69,43 @@ def uniform(training: CohortTrainer) -> None:
     training.best_values.copy_(training.optimizer.values)
 
 
-def test_a_uniform_model_needs_as_many_bits_a_byte_as_its_tokens_take(tmp_path: Path) -> None:
-    corpus = subwords()
+def many_bytes_a_character(folder: Path) -> Corpus:
+    """Text of one to four bytes a character, with tokens that end within one."""
+    text = "".join(f"Füße {n} über 日本語, \U0001f600 größer.\n" for n in range(400))
+    files = {"train": text, "validation": text[3:9000], "heldout": text[5:4000]}
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8", newline="")
+    train, validation, heldout = (str(folder / name) for name in files)
+    source = CorpusSource(
+        "text",
+        None,
+        None,
+        train,
+        validation,
+        tokenizer="bbpe",
+        tokenizer_vocab_size=300,
+        heldout_file=heldout,
+    )
+    return load_corpus(source)
+
+
+@pytest.mark.parametrize("characters", ["ascii", "all"])
+def test_a_uniform_model_needs_as_many_bits_a_byte_as_its_tokens_take(
+    tmp_path: Path, characters: str
+) -> None:
+    corpus = subwords() if characters == "ascii" else many_bytes_a_character(tmp_path)
     training = trainer(tmp_path, corpus)
     uniform(training)
     (first, _) = training.evaluate()
     scored = training.validation[..., 1:].numpy()
-    text_bytes = sum(len(corpus.vocabulary[token]) for token in scored.flatten())
-    expected = scored.size * math.log2(300) / text_bytes
+    letters = byte_letters()
+    pieces = [
+        bytes(letters[letter] for letter in corpus.vocabulary[token]) for token in scored.flatten()
+    ]
+    expected = scored.size * math.log2(300) / len(b"".join(pieces))
     assert first.bits_per_byte == pytest.approx(expected, rel=1e-6)
+    ends_within_a_character = any("\ufffd" in piece.decode(errors="replace") for piece in pieces)
+    assert ends_within_a_character == (characters == "all")
     examine_selected(training, corpus)
     heldout = training.members[0].heldout
     assert heldout is not None
@@ -85,8 +113,16 @@ def test_a_uniform_model_needs_as_many_bits_a_byte_as_its_tokens_take(tmp_path: 
     # All of the text but its first token.
     text = corpus.decode(corpus.heldout)
     rest = len(text.encode()) - len(corpus.vocabulary[corpus.heldout[0]])
+    assert len(text) < len(text.encode()) or characters == "ascii"
     expected = (len(corpus.heldout) - 1) * math.log2(300) / rest
     assert heldout.bits_per_byte == pytest.approx(expected, rel=1e-6)
+
+
+def byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for, as GPT-2 wrote them."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def test_heldout_text_is_scored_once_with_the_best_parameters(tmp_path: Path) -> None:
