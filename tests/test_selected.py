@@ -71,7 +71,7 @@ def uniform(training: CohortTrainer) -> None:
 
 def many_bytes_a_character(folder: Path) -> Corpus:
     """Text of one to four bytes a character, with tokens that end within one."""
-    text = "".join(f"Füße {n} über 日本語, \U0001f600 größer.\n" for n in range(400))
+    text = "".join(f"Füße über {chr(0x4E00 + 7 * n)} \U0001f600 {n}\n" for n in range(600))
     files = {"train": text, "validation": text[3:9000], "heldout": text[5:4000]}
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8", newline="")
