@@ -30,6 +30,30 @@ def store_first_run(folder: Path, location: str, **row: Any) -> str:
     return first.run_id
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_lists_may_stand_behind_options(
+    command: Command, space: Path, tmp_path: Path, behind: int
+) -> None:
+    overrides = ["seed=[1,2,3]", "num_steps=10"]
+    words = [*overrides[behind:], "--store", tmp_path / "store", "--json", *overrides[:behind]]
+    code, out, _ = command("plan", space, *words)
+    assert code == 0
+    content = json.loads(out)
+    assert (len(content["runs"]), content["tokens"]) == (6, 6 * 10 * 4 * 16)
+
+
+def test_spaces_may_stand_behind_options(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("report", "--store", tmp_path, "no_such_space")
+    assert (code, "no space 'no_such_space'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("words", [["plan", "a.yaml", "--not-an-option"], ["variants", "x"]])
+def test_what_nothing_takes_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert f"unrecognized arguments: {words[-1]}\n" in capsys.readouterr().err
+
+
 def test_plan_prints_one_object(command: Command, space: Path, tmp_path: Path) -> None:
     code, out, err = command("plan", space, "--json")
     assert code == 0

@@ -188,7 +188,7 @@ def test_the_command_prints_json_and_text(
     assert cli.main(["status", "tiny", "--store", store.location]) == 0
     assert "2 of 8" in capsys.readouterr().out
     assert cli.main(["status", "none", "--store", store.location]) == 2
-    assert cli.main(["status", "--watch", "0", "--store", store.location]) == 2
+    assert cli.main(["status", "--interval", "0", "--store", store.location]) == 2
     assert cli.main(["status", "--watch", "--json", "--store", store.location]) == 2
 
 
@@ -202,7 +202,7 @@ def test_watching_ends_when_all_is_done(
         finish(store, planned, *range(4 * len(looks)))
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert cli.main(["status", "--store", store.location, "--watch", "2"]) == 0
+    assert cli.main(["status", "--store", store.location, "--watch", "--interval", "2"]) == 0
     assert looks == [2.0, 2.0]
     assert "8 of 8" in capsys.readouterr().out
 

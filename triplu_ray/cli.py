@@ -26,12 +26,17 @@ from triplu_ray.status import read_status, status_view
 from triplu_ray.store import Store
 from triplu_ray.upkeep import clear_litter, merge_many, set_aside_damaged
 
+OVERRIDES: dict[str, Any] = {
+    "nargs": "*",
+    "metavar": "key=value",
+    "help": "change the space, such as num_steps=500 or seed=[1,2]",
+}
 EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command `triplu-ray` and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     stderr = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     try:
         code: int = options.run(options, stderr)
@@ -45,6 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     return code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Words of a list may stand behind options too, which argparse leaves over."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    words = next((getattr(options, name, None) for name in ("overrides", "spaces")), None)
+    if rest and (words is None or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if words is not None:
+        words += rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument(
                 "--store",
                 default=os.environ.get("TRIPLU_RAY_STORE") or "results",
-                help="folder or s3:// address of the results (default: results)",
+                help="folder, s3:// or gs:// address of the results "
+                "(default: TRIPLU_RAY_STORE, or else results)",
             )
         return added
 
@@ -72,18 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     ):
         added = command(name, text, run)
         added.add_argument("space", help="a space file, such as search_spaces/quickstart.yaml")
-        added.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+        added.add_argument("overrides", **OVERRIDES)
 
     status = command("status", "done, running, failed and missing runs, time left", _status)
     status.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
-    status.add_argument(
-        "--watch",
-        nargs="?",
-        type=float,
-        const=5.0,
-        metavar="SECONDS",
-        help="again every so often (default: 5), until all is done",
-    )
+    status.add_argument("--watch", action="store_true", help="again and again, until all is done")
+    status.add_argument("--interval", type=float, default=5.0, help="seconds between (default: 5)")
 
     report = command("report", "tables and figures from the store", _report)
     report.add_argument("spaces", nargs="*", metavar="space", help="default: all in the store")
@@ -94,15 +106,19 @@ def _parser() -> argparse.ArgumentParser:
         "bench", "speed on this machine, as ratios to a plain PyTorch loop", _bench, store=False
     )
     bench.add_argument("space", nargs="?", help="default: the papers' two models")
-    bench.add_argument("overrides", nargs="*", metavar="key=value", help="change the space")
+    bench.add_argument("overrides", **OVERRIDES)
     bench.add_argument("--variants", action="store_true", help="every variant against SwiGLU")
     bench.add_argument("--cohorts", type=int, nargs="+", help="cohort sizes")
     bench.add_argument("--rounds", type=int, default=15, help="turns of each mode (default: 15)")
     bench.add_argument("--steps", type=int, help="of a turn (default: half a second's)")
-    bench.add_argument("--output", default="reports", help="where it goes (default: reports)")
+    bench.add_argument("--output", default="reports", help="its bench/ (default: reports)")
 
-    variants = command("variants", "every variant: formula, width, parameters, FLOPs", _variants)
-    variants.add_argument("--d-model", type=int, nargs="+", default=[96, 256])
+    variants = command(
+        "variants", "every variant: formula, width, parameters, FLOPs", _variants, store=False
+    )
+    variants.add_argument(
+        "--d-model", type=int, nargs="+", default=[96, 256], help="widths (default: 96 and 256)"
+    )
     return parser
 
 
@@ -256,20 +272,20 @@ def _measured_rates(store: Store) -> dict[str, float]:
 
 
 def _status(options: argparse.Namespace, stderr: Console) -> int:
-    if options.watch is not None and (options.json or options.watch <= 0):
-        raise UserError(
-            f"--watch: expected more than 0 s, and no --json beside it, got {options.watch:g}"
-        )
+    if options.interval <= 0:
+        raise UserError(f"--interval: expected more than 0 s, got {options.interval:g}")
+    if options.watch and options.json:
+        raise UserError("--watch: expected no --json beside it")
     store = Store(options.store, stderr.print)
     found = read_status(store, options.spaces)
     if options.json:
         _print_json({"spaces": [status.json() for status in found]})
-    elif options.watch is None:
+    elif not options.watch:
         _stdout().print(status_view(found))
     else:
         with Live(status_view(found), console=_stdout(), auto_refresh=False) as live:
             while any(status.done < status.planned + status.to_come for status in found):
-                time.sleep(options.watch)
+                time.sleep(options.interval)
                 found = read_status(store, options.spaces)
                 live.update(status_view(found), refresh=True)
     return EXIT_DONE
