@@ -1,14 +1,14 @@
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cohorts import cohort, corpus
 from safetensors.torch import save
 
-from triplu_ray.checkpoint import DamagedCheckpointError, pack, part, unpack
+from triplu_ray.checkpoint import DamagedCheckpointError, pack, unpack
 from triplu_ray.plan import Cohort
 from triplu_ray.train import CohortTrainer, train_cohort
 
@@ -75,28 +75,47 @@ def finished(trainer: CohortTrainer) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_parts_of_a_cohort_go_on_as_the_whole_does(tmp_path: Path, optimizer: str) -> None:
+def test_members_go_on_alone_and_in_any_order_as_the_whole_does(
+    tmp_path: Path, optimizer: str
+) -> None:
     grid = {"seed": [1, 2, 3], "variant": ["triplu"]}
     muon = {"adamw_learning_rate": 1e-3} if optimizer == "muon" else {}
     whole = cohort(tmp_path, grid=grid, optimizer=optimizer, **muon)
     trainer = half_trained(whole)
     content, seconds = trainer.checkpoint(), trainer.seconds
     expected = finished(trainer)
-    for runs, members in ((whole.runs[:1], expected[:1]), (whole.runs[1:], expected[1:])):
-        half = CohortTrainer(Cohort(runs), corpus())
-        half.restore(part(content, [run.run_id for run in runs]))
-        assert half.step == 7
-        assert half.seconds == pytest.approx(seconds * len(runs) / 3)
-        assert finished(half) == members
+    assert len({member["last_val_loss"] for member in expected}) == 3
+    for size in (1, 2, 3):
+        for places in itertools.permutations(range(3), size):
+            some = CohortTrainer(Cohort(tuple(whole.runs[place] for place in places)), corpus())
+            some.restore(content)
+            assert some.step == 7
+            assert some.seconds == pytest.approx(seconds * size / 3)
+            assert finished(some) == [expected[place] for place in places]
+
+
+def narrow_and_wide(folder: Path) -> tuple[CohortTrainer, CohortTrainer]:
+    """One that has begun, and an untouched one of another width."""
+    grid = {"seed": [1], "variant": ["swiglu"]}
+    wide = CohortTrainer(cohort(folder, grid=grid, d_model=32), corpus())
+    return half_trained(cohort(folder, grid=grid)), wide
+
+
+def assert_refused(trainer: CohortTrainer, checkpoint: bytes, why: str) -> None:
+    before = trainer.optimizer.values.clone()
+    with pytest.raises(DamagedCheckpointError, match=why):
+        trainer.restore(checkpoint)
+    assert (trainer.step, trainer.resumes) == (0, 0)
+    assert torch.equal(trainer.optimizer.values, before)
 
 
 def test_a_checkpoint_of_other_shapes_changes_nothing(tmp_path: Path) -> None:
-    narrow = half_trained(cohort(tmp_path, grid={"seed": [1], "variant": ["swiglu"]}))
-    wide = CohortTrainer(
-        cohort(tmp_path, grid={"seed": [1], "variant": ["swiglu"]}, d_model=32), corpus()
-    )
-    before = wide.optimizer.values.clone()
-    with pytest.raises(DamagedCheckpointError, match="not those of this cohort"):
-        wide.restore(narrow.checkpoint())
-    assert wide.step == 0
-    assert np.array_equal(wide.optimizer.values.numpy(), before.numpy())
+    narrow, wide = narrow_and_wide(tmp_path)
+    state, tensors = unpack(narrow.checkpoint())
+    state["members"][0]["run_id"] = wide.members[0].run_id
+    assert_refused(wide, pack(state, tensors), "not those of this cohort")
+
+
+def test_a_checkpoint_of_other_runs_changes_nothing(tmp_path: Path) -> None:
+    narrow, wide = narrow_and_wide(tmp_path)
+    assert_refused(wide, narrow.checkpoint(), f"lacks run {wide.members[0].run_id}")

@@ -1,3 +1,4 @@
+import math
 from dataclasses import asdict
 
 import pytest
@@ -55,6 +56,17 @@ def test_a_stopped_run_is_finished_and_a_diverged_one_has_no_final_loss() -> Non
     assert (diverged["status"], diverged["steps"]) == ("diverged", 7)
     assert diverged["final_val_loss"] is diverged["final_bits_per_byte"] is None
     assert diverged["best_val_loss"] == 2.0
+
+
+def test_a_run_that_diverged_before_its_first_step_has_taken_none() -> None:
+    member = MemberState("run", diverged_step=0)
+    summary = member.summary(50, 0.5)
+    assert (summary["steps"], summary["status"], summary["best_val_loss"]) == (0, "diverged", None)
+
+
+@pytest.mark.parametrize(("loss", "perplexity"), [(0.0, 1.0), (2.0, math.exp(2)), (1e4, math.inf)])
+def test_perplexity_is_a_number_for_every_loss(loss: float, perplexity: float) -> None:
+    assert recorded([loss], None).summary(0, None)["perplexity"] == perplexity
 
 
 def test_a_state_survives_a_checkpoint() -> None:

@@ -64,6 +64,17 @@ def test_an_untrained_model_answers_nothing(tmp_path: Path) -> None:
     assert rows["arithmetic", "all"].values.max() < 0.05
 
 
+@pytest.mark.parametrize("context_length", [1, 8, 14, 15, 16, 64])
+def test_problems_are_asked_where_they_fit_with_their_answers(
+    tmp_path: Path, context_length: int
+) -> None:
+    """`\\n99 * 99 =` and ` 9801\\n`, whose last character only needs to come out."""
+    corpus = arithmetic()
+    changes: dict[str, Any] = {"corpus": "arithmetic_lite", "context_length": context_length}
+    rows = probed(trainer(tmp_path, corpus, **changes), corpus)
+    assert bool(rows) == (context_length >= 15)
+
+
 def test_minimal_pairs_by_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = load_corpus(CorpusSource("tinystories_lite", 20_000, 5_000))
     pairs = minimal_pairs()

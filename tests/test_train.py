@@ -14,6 +14,7 @@ from triplu_ray.batches import training_offsets, windows
 from triplu_ray.members import Evaluation
 from triplu_ray.plan import Cohort
 from triplu_ray.reference import ReferenceDecoder, train_step
+from triplu_ray.selected import examine_selected
 from triplu_ray.train import CohortTrainer, train_cohort
 
 FOUR: dict[str, Any] = {
@@ -177,6 +178,48 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         if member.diverged_step is None:
             assert torch.equal(second.optimizer.values[index], whole.optimizer.values[index])
     assert torch.equal(second.best_values, whole.best_values)
+
+
+@pytest.mark.parametrize("step", [0, 5, 13, 20])
+def test_an_evaluation_that_a_checkpoint_lacks_is_made_up_for(tmp_path: Path, step: int) -> None:
+    """As of a process whose evaluation failed; one that it has is not made again."""
+    planned = cohort(tmp_path, variant="triplu", grid={"learning_rate": [1e-3, 1e6]}, num_steps=20)
+    whole = trained(planned)
+    lacking = CohortTrainer(planned, corpus())
+    for _ in range(step):
+        if lacking.evaluation_is_due:
+            lacking.evaluate()
+        lacking.train_step()
+    second = CohortTrainer(planned, corpus())
+    second.restore(lacking.checkpoint())
+    assert second.evaluation_is_due == (step % 5 == 0)
+    for _ in train_cohort(second):
+        pass
+    third = CohortTrainer(planned, corpus())
+    third.restore(second.checkpoint())
+    assert list(train_cohort(third)) == []
+    for trainer in (second, third):
+        for mine, expected in zip(trainer.members, whole.members, strict=True):
+            assert without_seconds(mine.evaluations) == without_seconds(expected.evaluations)
+            assert mine.best_val_loss == expected.best_val_loss
+
+
+@pytest.mark.parametrize("gain", [1e38, 1e30])
+def test_a_member_that_is_lost_before_the_first_step_leaves_the_others_alone(
+    tmp_path: Path, gain: float
+) -> None:
+    planned = cohort(tmp_path, variant="triplu", grid={"gain": [1.0, gain]}, context_length=64)
+    together = trained(planned)
+    kept, lost = together.members
+    assert (lost.diverged_step, lost.best_step, lost.evaluations) == (0, None, [])
+    alone = trained(Cohort(planned.runs[:1]))
+    assert without_seconds(kept.evaluations) == without_seconds(alone.members[0].evaluations)
+    for trainer in (together, alone, trained(Cohort(planned.runs[1:]))):
+        examine_selected(trainer, corpus())
+        trainer.summaries()
+    assert kept.measurements == alone.members[0].measurements != []
+    assert lost.measurements == []
+    assert together.summaries()[1]["tokens"] == 0
 
 
 @pytest.mark.parametrize("variant", ["untied_squared_relu", "polyglu"])

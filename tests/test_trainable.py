@@ -10,26 +10,21 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from cohorts import cohort, corpus
+from cohorts import cohort
+from workers import curves, finish, left, marked_store, out_of_memory, worker
 
 from triplu_ray import provenance
 from triplu_ray.files import PAUSES, Files, write_atomically
 from triplu_ray.leases import Lease, claims
 from triplu_ray.plan import Cohort
-from triplu_ray.raytune.trainable import CohortTrainable, SweepJob
 from triplu_ray.selected import examine_selected
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer
 
-MARKER = "sweeps/here.json"
-Result = dict[str, Any]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    store = Store(str(tmp_path / "store"))
-    store.files.write(MARKER, b"{}")
-    return store
+    return marked_store(tmp_path / "store")
 
 
 @pytest.fixture
@@ -42,76 +37,16 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
 
 
-def worker(store: Store, trained: Cohort, **changes: Any) -> CohortTrainable:
-    job = SweepJob(
-        **{
-            "cohorts": {trained.cohort_id: trained},
-            "corpora": {corpus().sha256: corpus()},
-            "space": "tiny",
-            "store_location": store.location,
-            "num_threads": 1,
-            "device": "cpu",
-            "compiled": frozenset(),
-            "git_sha": None,
-            "checkpoint_seconds": 1000.0,
-            "keep_models": False,
-            "sweep_id": "this",
-            "marker": MARKER,
-            "code": provenance.code(),
-            **changes,
-        }
-    )
-
-    class WithJob(CohortTrainable):
-        def setup(self, config: dict[str, Any], _: SweepJob | None = None) -> None:
-            super().setup(config, job)
-
-    return WithJob({"cohort_id": trained.cohort_id})
-
-
-def finish(trainable: CohortTrainable) -> tuple[Result, list[str]]:
-    """The last result, and all notes."""
-    notes = []
-    while True:
-        result = trainable.step()
-        notes += result["notes"]
-        if result["done"]:
-            return result, notes
-
-
-def curves(store: Store) -> pd.DataFrame:
-    evals: pd.DataFrame = store.read_evals().to_pandas()
-    return evals.drop(columns="seconds")
-
-
 @pytest.fixture
 def expected(tmp_path: Path, four: Cohort) -> pd.DataFrame:
     """The curves of an undisturbed worker."""
-    store = Store(str(tmp_path / "undisturbed"))
-    store.files.write(MARKER, b"{}")
+    store = marked_store(tmp_path / "undisturbed")
     result, notes = finish(worker(store, four))
     assert (result["failed"], result["elsewhere"], notes) == ([], None, [])
     return curves(store)
 
 
-def left(store: Store) -> list[str]:
-    """Names of what a worker may leave behind."""
-    found = [*Path(store.location).glob("checkpoints/*"), *Path(store.location).glob("running/*")]
-    return sorted(path.name for path in found)
-
-
 # GPU memory
-
-
-def out_of_memory(monkeypatch: pytest.MonkeyPatch, when: Callable[[CohortTrainer], bool]) -> None:
-    original = CohortTrainer.train_step
-
-    def train_step(self: CohortTrainer) -> None:
-        if when(self):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\n GPU 0")
-        original(self)
-
-    monkeypatch.setattr(CohortTrainer, "train_step", train_step)
 
 
 @pytest.mark.parametrize("fitting", [1, 2, 3])

@@ -43,14 +43,18 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return state, tensors
 
 
-def part(content: bytes, run_ids: Sequence[str]) -> bytes:
-    """The checkpoint of some of a cohort's members, as if they had been trained apart.
+def part(
+    state: Mapping[str, Any], tensors: Mapping[str, Tensor], run_ids: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """State and tensors as if these members of a cohort had been trained apart, in this order.
 
     Tensors have a row a member, or are one member's own: `name.member.part`, see AdamWRows.
+    Raises DamagedCheckpointError if it lacks one of them.
     """
-    state, tensors = unpack(content)
-    there = [member["run_id"] for member in state["members"]]
-    kept = [there.index(run_id) for run_id in run_ids]
+    place = {member["run_id"]: index for index, member in enumerate(state["members"])}
+    if lacking := [run_id for run_id in run_ids if run_id not in place]:
+        raise DamagedCheckpointError(f"lacks run {lacking[0]}")
+    kept = [place[run_id] for run_id in run_ids]
     own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if "." not in name:
@@ -59,9 +63,9 @@ def part(content: bytes, run_ids: Sequence[str]) -> bytes:
         kind, member, rest = name.split(".", 2)
         if int(member) in kept:
             own[f"{kind}.{kept.index(int(member))}.{rest}"] = tensor
-    seconds = state["seconds"] * len(kept) / len(there)
+    seconds = state["seconds"] * len(kept) / len(place)
     members = [state["members"][index] for index in kept]
-    return pack({**state, "seconds": seconds, "members": members}, own)
+    return {**state, "seconds": seconds, "members": members}, own
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:

@@ -94,8 +94,9 @@ class MemberState:
         """
         best, diverged = self.best_val_loss, self.diverged_step is not None
         final = None if diverged else self.last_val_loss
+        ends = [end for end in (self.diverged_step, self.stopped_step) if end is not None]
         return {
-            "steps": self.diverged_step or self.stopped_step or step,
+            "steps": min(ends, default=step),
             "best_val_loss": best,
             "best_step": self.best_step,
             "final_val_loss": final,
@@ -103,8 +104,15 @@ class MemberState:
             "final_bits_per_byte": bits_per_byte and final and bits_per_byte * final,
             "heldout_loss": self.heldout and self.heldout.loss,
             "heldout_bits_per_byte": self.heldout and self.heldout.bits_per_byte,
-            "perplexity": None if best is None else math.exp(best),
+            "perplexity": None if best is None else _exp(best),
             "status": "diverged" if diverged else "finished",
             "diverged_step": self.diverged_step,
             "stopped_step": self.stopped_step,
         }
+
+
+def _exp(exponent: float) -> float:
+    try:
+        return math.exp(exponent)
+    except OverflowError:
+        return math.inf

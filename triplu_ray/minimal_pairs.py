@@ -15,6 +15,7 @@ the same words, so that a taste for the shorter sentence or the commoner word ga
     negation    never and ever, nobody and anybody
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -164,8 +165,10 @@ def accuracy(good: NDArray[np.float64], bad: NDArray[np.float64]) -> float:
     """Share of pairs whose right sentence is the likelier one; a tie counts half.
 
     `good` and `bad` `[pairs]` are log-likelihoods of whole sentences, summed over their tokens and
-    not divided by their lengths, which differ by two characters at most. None may be NaN.
+    not divided by their lengths, which differ by two characters at most. NaN if any is: such a
+    model likes nothing.
     """
     assert good.shape == bad.shape
-    assert not np.isnan([good, bad]).any()
+    if np.isnan([good, bad]).any():
+        return math.nan
     return float(np.mean((good > bad) + 0.5 * (good == bad)))

@@ -19,7 +19,7 @@ def examine_selected(trainer: CohortTrainer, corpus: Corpus) -> None:
     """Score the heldout text and run the probes with each member's best parameters.
 
     What is found is added to the members' evaluations and measurements; the trainer's training is
-    over then. Runs that never had a finite loss are left out.
+    over then. Runs that never had a finite loss, and values that are no numbers, are left out.
     """
     trainer.optimizer.values.copy_(trainer.best_values)
     trainer.begin_evaluation([member.best_step or 0 for member in trainer.members])
@@ -27,7 +27,7 @@ def examine_selected(trainer: CohortTrainer, corpus: Corpus) -> None:
         _score_heldout(trainer, corpus)
     for probed in run_probes(trainer.model, trainer.config, corpus, trainer.validation):
         for member, value in zip(trainer.members, probed.values.tolist(), strict=True):
-            if member.best_step is not None:
+            if member.best_step is not None and not math.isnan(value):
                 where = (probed.probe, probed.group, member.best_step)
                 row = Measurement(member.run_id, *where, value, probed.count)
                 member.measurements.append(row)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triplu_ray.batches import packed, training_offsets, validation_offsets, windows
-from triplu_ray.checkpoint import DamagedCheckpointError, pack, unpack
+from triplu_ray.checkpoint import DamagedCheckpointError, pack, part, unpack
 from triplu_ray.corpus import Corpus
 from triplu_ray.execution import (
     Losses,
@@ -133,6 +133,14 @@ class CohortTrainer:
         """Whether a step remains for some member."""
         return self.step < self.config.num_steps and any(m.is_running for m in self.members)
 
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether some member lacks the evaluation that belongs to this step."""
+        config, running = self.config, [m for m in self.members if m.is_running]
+        if self.step % config.eval_interval and self.step != config.num_steps:
+            return False
+        return any(not m.evaluations or m.evaluations[-1].step < self.step for m in running)
+
     def prepare(self) -> None:
         """Compile, or capture, an update: what takes time once, before the first step."""
         if not self.running:
@@ -226,8 +234,12 @@ class CohortTrainer:
                 batch = batch.repeat(len(self.members), 1, 1)
                 total += self._losses(self.model, batch).detach()
         means = (total / len(self.validation)).tolist()
-        self._measure()
-        evaluations = (self._record_evaluation(i, loss) for i, loss in enumerate(means))
+        # All that may fail comes first: an evaluation is noted as a whole or not at all.
+        measured = self._measured()
+        evaluations = [self._record_evaluation(i, loss) for i, loss in enumerate(means)]
+        for member, evaluation, rows in zip(self.members, evaluations, measured, strict=True):
+            if evaluation:
+                member.measurements += rows
         return tuple(evaluation for evaluation in evaluations if evaluation)
 
     def begin_evaluation(self, steps: Sequence[int]) -> None:
@@ -261,15 +273,15 @@ class CohortTrainer:
         return evaluation
 
     @torch.no_grad()
-    def _measure(self) -> None:
-        """Note what the layers have to say of themselves along training."""
+    def _measured(self) -> list[list[Measurement]]:
+        """What the layers have to say of themselves along training, of each member."""
+        found: list[list[Measurement]] = [[] for _ in self.members]
         for layer, (_, branch) in enumerate(self._branches):
             for probe, values in branch.measures().items():
-                for member, value in zip(self.members, values.tolist(), strict=True):
-                    if member.is_running:
-                        group = f"layer {layer}"
-                        row = Measurement(member.run_id, probe, group, self.step, value)
-                        member.measurements.append(row)
+                for member, rows, value in zip(self.members, found, values.tolist(), strict=True):
+                    group = f"layer {layer}"
+                    rows.append(Measurement(member.run_id, probe, group, self.step, value))
+        return found
 
     def checkpoint(self) -> bytes:
         """Everything an exact continuation needs."""
@@ -283,8 +295,11 @@ class CohortTrainer:
         return pack(state, self.optimizer.state() | {"best_values": self.best_values})
 
     def restore(self, checkpoint: bytes) -> None:
-        """Go on from a checkpoint of the same cohort; DamagedCheckpointError changes nothing."""
-        state, tensors = unpack(checkpoint)
+        """Go on from a checkpoint that holds the members, in whatever order, beside others or not.
+
+        DamagedCheckpointError changes nothing.
+        """
+        state, tensors = part(*unpack(checkpoint), [member.run_id for member in self.members])
         own = self.optimizer.state() | {"best_values": self.best_values}
         if {name: t.shape for name, t in tensors.items()} != {n: t.shape for n, t in own.items()}:
             raise DamagedCheckpointError("its tensors are not those of this cohort")
@@ -338,12 +353,12 @@ def train_cohort(
         return Progress(trainer.step, trainer.config.num_steps, evaluations, best, rate)
 
     trainer.prepare()
-    if trainer.step == 0:
+    # Also where it goes on: what failed may have been an evaluation.
+    if trainer.evaluation_is_due:
         yield progress(trainer.evaluate())
     while trainer.running:
         trainer.train_step()
-        last = trainer.step == trainer.config.num_steps
-        if last or trainer.step % trainer.config.eval_interval == 0:
+        if trainer.evaluation_is_due:
             yield progress(trainer.evaluate())
         elif time.monotonic() - told >= progress_seconds:
             trainer.synchronize()

@@ -88,11 +88,16 @@ def _pmi(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[Probed]:
 
 
 def _arithmetic(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[Probed]:
-    """A prompt stands at the beginning of a line; an answer counts if it is right to its end."""
+    """A prompt stands at the beginning of a line; an answer counts if it is right to its end.
+
+    None where a context is too short for a problem and its answer.
+    """
     items = arithmetic_prompts()
     prompts = [corpus.encode(f"\n{item.prompt}") for item in items]
     answers = [corpus.encode(item.answer) for item in items]
     longest = max(map(len, answers))
+    if max(map(len, prompts)) + longest - 1 > config.context_length:
+        return
     given = greedy_continuations(model, prompts, longest, config.batch_size)
     right = np.array([_begin_with(given[:, i], answer) for i, answer in enumerate(answers)]).T
     is_product = np.array(["*" in item.prompt for item in items])

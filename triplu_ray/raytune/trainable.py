@@ -1,6 +1,5 @@
 """A worker: trains cohorts, stores their runs."""
 
-import contextlib
 import gc
 import json
 import socket
@@ -14,12 +13,13 @@ import torch
 from ray import tune
 
 from triplu_ray import provenance
-from triplu_ray.checkpoint import DamagedCheckpointError, part
+from triplu_ray.checkpoint import DamagedCheckpointError
 from triplu_ray.corpus import Corpus
 from triplu_ray.errors import UserError
 from triplu_ray.leases import Claim, Lease
 from triplu_ray.plan import Cohort, PlannedStudy, suggested_cohort
 from triplu_ray.raytune.nodes import complaint
+from triplu_ray.resumption import drop, drop_useless, keep, parts_to_resume
 from triplu_ray.search import mean_losses
 from triplu_ray.selected import examine_selected, model_bytes
 from triplu_ray.store import Store
@@ -91,6 +91,7 @@ class CohortTrainable(tune.Trainable):
         self._start_seconds: float | None = None
         self._trainer: CohortTrainer | None = None
         self._lease: Lease | None = None
+        self._written: list[str] = []
         self._failed: list[dict[str, Any]] = []
         self._elsewhere: Claim | None = None
         self._unfit: str | None = None
@@ -101,7 +102,12 @@ class CohortTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train until there is something to tell; the last step stores the runs."""
-        return next(self._events)
+        try:
+            return next(self._events)
+        except Exception:
+            # Who knows how far an update had come: the last checkpoint is exact.
+            self._trainer = None
+            raise
 
     def cleanup(self) -> None:
         """Keep what an interrupted cohort has reached, if it was here that it was reached."""
@@ -139,11 +145,13 @@ class CohortTrainable(tune.Trainable):
         # Another sweep may have finished some since this one planned.
         finished = self._store.finished_among([run.run_id for run in cohort.runs])
         unfinished = tuple(run for run in cohort.runs if run.run_id not in finished)
-        parts = [replace(cohort, runs=unfinished)] if unfinished else []
+        # In the parts that their checkpoints make of them, one after the other.
+        left = replace(cohort, runs=unfinished)
+        parts = parts_to_resume(self._store, left) if unfinished else []
         while parts and not (self._lease and self._lease.lost_to):
-            whole, out_of_memory = parts.pop(0), False
+            (whole, checkpoint), out_of_memory = parts.pop(0), False
             try:
-                yield from self._train(whole)
+                yield from self._train(whole, checkpoint)
             except torch.OutOfMemoryError as error:
                 if len(whole.runs) == 1:
                     self._give_up(whole, f"out of GPU memory: {' '.join(str(error).split())}")
@@ -157,26 +165,19 @@ class CohortTrainable(tune.Trainable):
                 torch.cuda.empty_cache()
                 parts = [*self._halved(whole), *parts]
 
-    def _halved(self, whole: Cohort) -> list[Cohort]:
-        """Two cohorts of half the members, each with its part of the checkpoint."""
+    def _halved(self, whole: Cohort) -> list[tuple[Cohort, str]]:
+        """Two cohorts of half the members, as `parts_to_resume`."""
         middle = len(whole.runs) // 2
         halves = [replace(whole, runs=runs) for runs in (whole.runs[:middle], whole.runs[middle:])]
         self._notes.append(
             f"{whole.description}: out of GPU memory with {len(whole.runs)} members; going on with "
             f"{len(halves[0].runs)} and {len(halves[1].runs)}, one after the other"
         )
-        content = self._store.read_checkpoint(whole.cohort_id)
-        if content is not None:
-            with contextlib.suppress(DamagedCheckpointError):
-                for half in halves:
-                    run_ids = [run.run_id for run in half.runs]
-                    self._store.write_checkpoint(half.cohort_id, part(content, run_ids))
-            self._store.delete_checkpoint(whole.cohort_id)
-        return halves
+        return [part for half in halves for part in parts_to_resume(self._store, half)]
 
-    def _train(self, cohort: Cohort) -> Iterator[dict[str, Any]]:
+    def _train(self, cohort: Cohort, checkpoint: str) -> Iterator[dict[str, Any]]:
         self._cohort = cohort
-        self._trainer = trainer = self._prepared(cohort)
+        self._trainer = trainer = self._prepared(cohort, checkpoint)
         self._first_step = trainer.step
         trainer.prepare()
         if self._start_seconds is None:
@@ -189,31 +190,33 @@ class CohortTrainable(tune.Trainable):
             if self._lease.lost_to:
                 return
         reached = trainer.checkpoint()
+        self._trainer = None  # its parameters are those of the best steps now
         try:
             self._write_runs(cohort, trainer)
-        except (UserError, torch.OutOfMemoryError):
+        except Exception:
             self._save(reached)
             raise
-        self._trainer = None
-        self._store.delete_checkpoint(cohort.cohort_id)
+        drop(self._store, cohort.cohort_id)
+        if checkpoint != cohort.cohort_id:
+            drop_useless(self._store)
 
-    def _prepared(self, cohort: Cohort) -> CohortTrainer:
-        """The cohort's models as they begin, or as their checkpoint has them."""
+    def _prepared(self, cohort: Cohort, checkpoint: str) -> CohortTrainer:
+        """The cohort's models as they begin, or as a checkpoint, by its name, has them."""
         corpus = self._job.corpora[str(cohort.runs[0].corpus.sha256)]
         device = self._job.device_of(cohort)
         trainer = CohortTrainer(cohort, corpus, device, compiled=self._compiled)
-        content = self._store.read_checkpoint(cohort.cohort_id)
+        content = self._store.read_checkpoint(checkpoint)
         if content is not None:
             try:
                 trainer.restore(content)
             except DamagedCheckpointError as error:
-                self._store.set_aside_checkpoint(cohort.cohort_id, str(error))
+                self._store.set_aside_checkpoint(checkpoint, str(error))
         return trainer
 
     def _save(self, checkpoint: bytes) -> None:
         """Keep a checkpoint; a store that is full now may not be so at the end."""
         try:
-            self._store.write_checkpoint(self._cohort.cohort_id, checkpoint)
+            keep(self._store, self._cohort, checkpoint)
         except UserError as error:
             self._notes.append(str(error))
 
@@ -241,6 +244,7 @@ class CohortTrainable(tune.Trainable):
             "tokens_per_second": event.tokens_per_second if event else None,
             "busy_seconds": time.monotonic() - self._began,
             "notes": notes,
+            "written": self._written,
             "failed": self._failed,
             "elsewhere": str(self._elsewhere) if self._elsewhere else None,
             "unfit": self._unfit,
@@ -250,15 +254,15 @@ class CohortTrainable(tune.Trainable):
         }
 
     def _write_runs(self, cohort: Cohort, trainer: CohortTrainer) -> None:
-        job, runs = self._job, cohort.runs
-        corpus = job.corpora[str(runs[0].corpus.sha256)]
+        job, runs = self._job, {run.run_id: run for run in cohort.runs}
+        corpus = job.corpora[str(cohort.runs[0].corpus.sha256)]
         examine_selected(trainer, corpus)
-        if job.keep_models:
-            for index, run in enumerate(runs):
+        members = zip(trainer.members, trainer.summaries(), strict=True)
+        for index, (member, summary) in enumerate(members):
+            run = runs[member.run_id]
+            if job.keep_models:
                 content = model_bytes(trainer, index, corpus.vocab_size)
                 self._store.write_model(run.run_id, content)
-        rows = zip(runs, trainer.summaries(), trainer.members, strict=True)
-        for run, summary, member in rows:
             planned = run.row()
             row = {
                 **planned,
@@ -278,3 +282,4 @@ class CohortTrainable(tune.Trainable):
             }
             evals = [*member.evaluations, *([member.heldout] if member.heldout else [])]
             self._store.write_run(row, [*map(vars, evals)], [*map(vars, member.measurements)])
+            self._written.append(run.run_id)
