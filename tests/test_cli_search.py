@@ -11,7 +11,7 @@ from cohorts import write_space
 from fabricate import stored_run
 
 from triplu_ray import cli
-from triplu_ray.plan import Plan, PlannedRun
+from triplu_ray.plan import Plan, PlannedRun, PlannedStudy
 from triplu_ray.store import Store
 
 SEARCH: dict[str, Any] = {
@@ -27,22 +27,32 @@ class Workers:
     def __init__(self) -> None:
         self.rounds: list[int] = []
         self.suggests = True
+        self.best_known: float | None = None
+        """The only gain that is not stopped early."""
 
     def sweep(self, plan: Plan, _corpora: Any, store: Store, _console: Any) -> Any:
         trained = [run for run in plan.missing if run.run_id not in plan.suggested]
         for study in plan.studies if self.suggests else ():
-            for number in range(len(study.suggestions) + 1, study.search.num_suggestions + 1):
-                runs = study.runs({"gain": 10.0 * number})
-                record = {
-                    "space": "tiny", "study": study.study_id, "number": number, "pruned": None,
-                    "values": {"gain": 10.0 * number}, "runs": [run.row() for run in runs],
-                }  # fmt: skip
-                store.write_record(f"searches/tiny/{study.study_id}/{number:04}", record)
-                trained += runs
+            known = {one.number for one in study.done}
+            for number in {*range(1, study.search.num_suggestions + 1)} - known:
+                trained += self.suggest(study, store, number)
         for run in trained:
             store.write_run(stored_run(run.row(), self.loss(run)), [])
         self.rounds.append(len(trained))
         return SimpleNamespace(trained=len(trained), failed=[], interrupted=not self.suggests)
+
+    def suggest(self, study: PlannedStudy, store: Store, number: int) -> list[PlannedRun]:
+        """Runs to train; none of a suggestion that is stopped early."""
+        gain = 10.0 * number
+        runs = study.runs({"gain": gain})
+        is_pruned = self.best_known not in (None, gain)
+        record = {
+            "space": "tiny", "study": study.study_id, "number": number,
+            "pruned": [9.0] if is_pruned else None,
+            "values": {"gain": gain}, "runs": [run.row() for run in runs],
+        }  # fmt: skip
+        store.write_record(f"searches/tiny/{study.study_id}/{number:04}", record)
+        return [] if is_pruned else runs
 
     def loss(self, run: PlannedRun) -> float:
         gain: float = run.row()["gain"] or 0.0
@@ -107,6 +117,28 @@ def test_an_interrupted_search_is_told_how_to_go_on(
     workers.suggests = True
     code, out, _ = command(capsys, "sweep", space, "--json")
     assert (code, json.loads(out)["done_before"], json.loads(out)["trained"]) == (0, 2, 7)
+
+
+def test_the_best_is_confirmed_however_many_suggestions_were_stopped(
+    workers: Workers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of five that an earlier sweep had begun four are stopped: the plan gets shorter."""
+    search = {**SEARCH, "num_suggestions": 5, "pruning": "asha"}
+    space = write_space(tmp_path, search=search)
+    content = json.loads(command(capsys, "plan", space, "--json")[1])
+    store = Store("results")
+    (study,) = content["studies"]
+    for number in range(1, 6):
+        record = {
+            "space": "tiny", "study": study["study"], "number": number, "pruned": None,
+            "values": {"gain": 10.0 * number}, "runs": [],
+        }  # fmt: skip
+        store.write_record(f"searches/tiny/{study['study']}/{number:04}", record)
+    workers.best_known = 20.0
+    code, out, _ = command(capsys, "sweep", space, "--json")
+    assert workers.rounds == [2 + 2, 3]
+    content = json.loads(out)
+    assert (code, content["runs"], content["trained"], content["pending"]) == (0, 7, 7, 0)
 
 
 @pytest.mark.usefixtures("workers")

@@ -18,6 +18,7 @@ from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, lo
 from triplu_ray.errors import UserError
 from triplu_ray.listings import plan_json, print_plan, variant_rows, variant_table
 from triplu_ray.plan import CorpusFacts, Plan, make_plan
+from triplu_ray.resumption import drop_useless
 from triplu_ray.search import Suggestion, suggestions_of
 from triplu_ray.selection import chosen_lines
 from triplu_ray.sizing import machine_here
@@ -144,10 +145,13 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
     clear_litter(store)
     if set_aside_damaged(store, [run.run_id for run in plan.runs]):
         plan = make_plan(space, facts.__getitem__, *_known(space, store))
-    trained, known = 0, -1
+    drop_useless(store)
+    trained, is_news = 0, True
+    known: set[str] = set()
     # A round may choose the runs of the next one, unless what failed is in the way.
-    while len(plan.runs) > known:
-        known, done_before = len(plan.runs), len(plan.done) - trained
+    while is_news:
+        known |= {run.run_id for run in plan.runs}
+        done_before = len(plan.done) - trained
         store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", plan.record())
         for line in chosen_lines(space.header.select, plan.rows(), plan.axes()):
             stderr.print(f"chosen for {line}")
@@ -157,6 +161,8 @@ def _sweep(options: argparse.Namespace, stderr: Console) -> int:
         trained += newly_trained
         if plan.pending and not interrupted:
             plan = make_plan(space, facts.__getitem__, *_known(space, store))
+        # Not their number: runs of suggestions that were stopped early go as others come.
+        is_news = not known.issuperset(run.run_id for run in plan.runs)
     if merged := merge_many(store):
         stderr.print(f"note: merged the files of {merged:,} runs in the store")
     if options.json:

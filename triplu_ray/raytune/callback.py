@@ -22,8 +22,10 @@ class SweepCallback(tune.Callback):
         """Cohorts that are finished or given up."""
         self.elsewhere: set[str] = set()
         """Cohorts that another sweep is at."""
+        self.written: set[str] = set()
+        """Ids of the runs that workers of this sweep have stored."""
         self.pruned: set[str] = set()
-        """Suggestions that were stopped early."""
+        """Ids of the runs of suggestions that were stopped early."""
         self.unfit: str | None = None
         """Why a node that joined later must not train."""
 
@@ -49,6 +51,7 @@ class SweepCallback(tune.Callback):
         cohort_id = trial.config["cohort_id"]
         self._running[cohort_id] = result["busy_seconds"]
         self._results[cohort_id] = result
+        self.written.update(result["written"])
         for note in result["notes"]:
             self._progress.told(f"note: {note}")
         if not result["done"]:
@@ -71,7 +74,7 @@ class SweepCallback(tune.Callback):
             self.elsewhere.add(cohort_id)
             self._progress.elsewhere(cohort_id, result["elsewhere"])
         elif not result["ended"]:  # the scheduler has ended it
-            self.pruned.add(cohort_id)
+            self.pruned.update(self._progress.run_ids(cohort_id))
             self._progress.pruned(cohort_id)
         elif result["failed"]:
             self.ended.add(cohort_id)

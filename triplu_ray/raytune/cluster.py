@@ -85,8 +85,8 @@ def granted_there(origin: str, resources: Resources) -> Granted:
     return resources.granted(gpus=bool(there.get("GPU")))
 
 
-def worker_abilities(plan: Plan, granted: Granted) -> Abilities:
-    """What the workers can do: of this machine, or of a node of the cluster.
+def worker_abilities(plan: Plan, granted: Granted) -> list[Abilities]:
+    """What the workers of each of `kinds_of_shares` can do: of this machine, or of some node.
 
     Raises UserError if it is less than the precision or `compile: on` needs.
     """
@@ -98,7 +98,7 @@ def worker_abilities(plan: Plan, granted: Granted) -> Abilities:
             raise UserError(f"{plan.space.origin}: precision: {precision} needs {units}")
         if plan.space.header.compile is True and can.missing_compiler:
             raise UserError(f"{plan.space.origin}: compile: on needs {can.missing_compiler}")
-    return found[0]
+    return found
 
 
 def kinds_of_shares(plan: Plan, granted: Granted) -> list[Granted]:

@@ -13,7 +13,7 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from triplu_ray.leases import Claim, claims_on
-from triplu_ray.plan import Cohort, Plan, PlannedStudy, suggested_cohort
+from triplu_ray.plan import Plan, PlannedStudy, suggested_cohort
 from triplu_ray.progress import SweepProgress
 from triplu_ray.raytune.asha import StudiesAsha
 from triplu_ray.raytune.sampling import SeededAnew, distributions
@@ -208,9 +208,7 @@ class StudiesSearch(Searcher):
         super().__init__()
         self._searches = searches
         self._progress = progress
-        self._trials: dict[str, tuple[StudySearch, Suggestion, Cohort]] = {}
-        self.trained: set[str] = set()
-        """Ids of the runs of suggestions that were trained here."""
+        self._trials: dict[str, tuple[StudySearch, Suggestion]] = {}
         self.is_finished = False
         """Whether Tune's turn has come to its end."""
 
@@ -240,7 +238,7 @@ class StudiesSearch(Searcher):
             if suggestion is not None:
                 cohort = suggested_cohort(search.study, suggestion.values)
                 self._progress.added(cohort)
-                self._trials[trial_id] = search, suggestion, cohort
+                self._trials[trial_id] = search, suggestion
                 return {
                     "cohort_id": cohort.cohort_id,
                     "study": search.study.study_id,
@@ -253,18 +251,15 @@ class StudiesSearch(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """A trial was trained, stopped by the scheduler, left to others or given up."""
-        search, suggestion, cohort = self._trials.pop(trial_id)
-        before = search.study.results.keys()
+        search, suggestion = self._trials.pop(trial_id)
         if error or result is None or result["failed"] or result["unfit"]:
             search.failed(suggestion.number)
         elif result["elsewhere"]:
             search.left(suggestion.number)
-            return
         elif result["ended"]:
             search.ended(suggestion.number)
         else:
             search.stopped(suggestion.number, result["means"])
-        self.trained |= {run.run_id for run in cohort.runs} - before
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the store is the truth."""

@@ -10,7 +10,7 @@ import random
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from triplu_ray.raytune.cluster import (
 from triplu_ray.raytune.nodes import check_nodes
 from triplu_ray.raytune.record import FailedCohort, SweepRecord
 from triplu_ray.raytune.trainable import CohortTrainable, SweepJob
+from triplu_ray.resumption import drop_useless
 from triplu_ray.sizing import Machine, granted_here
 from triplu_ray.space import Granted
 from triplu_ray.store import Store
@@ -84,7 +85,7 @@ def sweep(
             granted = granted_there(origin, header.resources)
             check_nodes(store, record.path, code, kinds_of_shares(plan, granted))
             can = worker_abilities(plan, granted)
-        machine = machine_of(granted, can)
+        machine = machine_of(granted, can[0])
         plan, interrupted = plan.on(machine), False
         job = SweepJob(
             cohorts={cohort.cohort_id: cohort for cohort in plan.cohorts},
@@ -113,13 +114,11 @@ def sweep(
                 interrupted = True
             delete_claims_of(store, record.sweep_id)
             clear_lapsed(store)
-    for cohort_id in callback.pruned:
-        store.delete_checkpoint(cohort_id)
-    trained = store.finished_among(sorted(rounds.own)) - rounds.of_others
-    record.end(len(trained), interrupted)
+    drop_useless(store, callback.pruned)
+    record.end(len(callback.written), interrupted)
     if callback.unfit:
         raise UserError(f"{callback.unfit}; what was running is kept in checkpoints")
-    return SweepOutcome(len(trained), tuple(record.failed), interrupted)
+    return SweepOutcome(len(callback.written), tuple(record.failed), interrupted)
 
 
 class _Rounds:
@@ -138,10 +137,6 @@ class _Rounds:
         self._granted, self._job, self._store = granted, job, store
         self._callback, self._progress, self._scratch = callback, progress, scratch
         self._plan, self._todo = plan, list(plan.cohorts)
-        self.own = {run.run_id for cohort in plan.cohorts for run in cohort.runs}
-        """Ids of runs that were to be trained here."""
-        self.of_others: set[str] = set()
-        """Ids of runs that other sweeps have finished meanwhile."""
 
     def train(self) -> bool:
         """Until every cohort has ended, here or elsewhere; False if it was interrupted."""
@@ -175,7 +170,6 @@ class _Rounds:
         search, tune_config = search_config(self._plan, self._store, self._progress)
         while search.begin_turn():
             self._tuner(tune_config, {}).fit()
-            self.own |= search.trained
             if not search.is_finished:
                 return False
             self._callback.elsewhere.clear()
@@ -187,9 +181,9 @@ class _Rounds:
     def _leave_out_finished(self) -> None:
         """Those that remain are not trained here: what is finished of them, others have done."""
         run_ids = [run.run_id for cohort in self._todo for run in cohort.runs]
-        self.of_others |= self._store.finished_among(run_ids) if run_ids else set()
+        finished = self._store.finished_among(run_ids)
         for cohort in [*self._todo]:
-            if {run.run_id for run in cohort.runs} <= self.of_others:
+            if finished.issuperset(run.run_id for run in cohort.runs):
                 self._todo.remove(cohort)
                 self._progress.finished(cohort.cohort_id, " in another sweep")
 
@@ -229,12 +223,16 @@ def _pause() -> None:
     time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))
 
 
-def _compiled(plan: Plan, machine: Machine, can: Abilities) -> frozenset[str]:
-    """Ids of the cohorts, and of the studies, that run compiled code."""
+def _compiled(plan: Plan, machine: Machine, can: Sequence[Abilities]) -> frozenset[str]:
+    """Ids of the cohorts, and of the studies, that run compiled code.
+
+    `can` says what the workers can do: with GPUs, if there are any, and at last on cores alone.
+    """
     wanted = plan.space.header.compile
-    if wanted is False or can.missing_compiler:
+    if wanted is False:
         return frozenset()
-    if wanted is True:
-        cohorts = [cohort.cohort_id for cohort in plan.cohorts]
-        return frozenset([*cohorts, *(study.study_id for study in plan.studies)])
-    return plan.compiled(machine)
+    on_cpu = {cohort.cohort_id: cohort.on_cpu for cohort in plan.cohorts}
+    on_cpu |= {study.study_id: False for study in plan.studies}
+    worth = on_cpu.keys() if wanted is True else plan.compiled(machine)
+    lacking = {True: can[-1].missing_compiler, False: can[0].missing_compiler}
+    return frozenset(name for name in worth if not lacking[on_cpu[name]])
