@@ -1,5 +1,6 @@
 """What all tests share: timing is not judged here, and one thread leaves the cores to workers."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from triplu_ray import cli
 from triplu_ray.store import Store
 
 torch.set_num_threads(1)
+# Ray's workers are nicer than whatever else runs here, which looks as if they hung.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Fixed examples: a failure on one machine is the same failure on every other.
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")

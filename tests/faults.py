@@ -3,7 +3,9 @@
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -47,6 +49,65 @@ def injected(folder: Path, **patches: str) -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(_SITE.format(patches=modules))
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def slow_while_there(file: Path) -> str:
+    """For `train`: a step takes its time while a file is there, so that things happen in between.
+
+    What takes its time asks for no core; without the file, all goes on at full speed.
+    """
+    file.touch()
+    return f"""
+_train_step = CohortTrainer.train_step
+
+def train_step(self):
+    import os, time
+    if os.path.exists({str(file)!r}):
+        time.sleep(0.1)
+    _train_step(self)
+
+CohortTrainer.train_step = train_step
+"""
+
+
+_COUNTING = """
+_write_runs = CohortTrainable._write_runs
+
+def write_runs(self, cohort, trainer):
+    def note(word):
+        with open({path!r}, "a") as file:
+            file.writelines(f"{{word}} {{run.run_id}}\\n" for run in cohort.runs)
+
+    note("begins")
+    _write_runs(self, cohort, trainer)
+    note("ends")
+
+CohortTrainable._write_runs = write_runs
+"""
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Runs that were trained to the end, as the workers themselves note it."""
+
+    file: Path
+
+    @property
+    def patch(self) -> str:
+        """For `raytune__trainable`."""
+        return _COUNTING.format(path=str(self.file))
+
+    def begun(self) -> Counter[str]:
+        """How often each run began to be written."""
+        return self._noted("begins")
+
+    def ended(self) -> Counter[str]:
+        """How often each run was wholly written; what is killed meanwhile has to be trained on."""
+        return self._noted("ends")
+
+    def _noted(self, word: str) -> Counter[str]:
+        lines = map(str.split, self.file.read_text().splitlines())
+        return Counter(run_id for noted, run_id in lines if noted == word)
 
 
 class Bucket:

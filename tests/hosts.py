@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ class Host:
             "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
             **variables,
         }
         settings = [f"{key}={value}" for key, value in environment.items()]
@@ -84,6 +86,16 @@ class Host:
             timeout=timeout,
             check=False,
         )
+
+    def cut_off(self, folder: Path) -> None:
+        """Take the network away, and a shared folder, which a real machine has from there."""
+        _network(self, "ip link set eth0 down")
+        hidden = self.run("mount", "-t", "tmpfs", "tmpfs", folder)
+        assert hidden.returncode == 0, hidden.stdout
+
+    def kill(self) -> None:
+        """End it with all that runs on it."""
+        os.kill(self.process, signal.SIGKILL)
 
     def processes(self) -> str:
         """The command lines of all that runs on it."""

@@ -1,17 +1,22 @@
 """Real sweeps under faults: the store's, the GPU's, other sweeps."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import subprocess
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
 from cohorts import write_space
-from faults import injected, serve_bucket
+from faults import Trainings, injected, serve_bucket, slow_while_there
+from hosts import needs_hosts
 from sweeps import (
     LONG,
     assert_complete_and_equal,
@@ -25,7 +30,7 @@ from sweeps import (
     wait_until,
 )
 
-from triplu_ray.leases import LAPSE_SECONDS, RENEW_SECONDS
+from triplu_ray.leases import LAPSE_SECONDS, RENEW_SECONDS, claims
 from triplu_ray.store import Store
 
 pytestmark = pytest.mark.slow
@@ -103,6 +108,49 @@ def test_a_disk_that_is_full_for_a_while_is_waited_for(
     assert code == 0, stderr
     assert f"note: store {store}: No space left on device; again in 2 s" in stderr
     assert (assert_complete_and_equal(store, reference)["resumes"] == 0).all()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A disk of a megabyte."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Write until there is no room."""
+    with file.open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+
+
+@needs_hosts
+def test_a_disk_that_stays_full_costs_no_run(
+    undisturbed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    space, reference = undisturbed
+    store, slow = tmp_path / "store", tmp_path / "slow"
+    with small_disk(store):
+        slowed = injected(tmp_path / "faults", train=slow_while_there(slow))
+        process = start(space, store, "checkpoint_seconds=60", **slowed)
+        wait_until(lambda: claims(Store(str(store))), process)
+        fill(store / "ballast")
+        slow.unlink()
+        code, summary, stderr = ended(process)
+        assert code == 1, stderr
+        assert all("No space left on device" in failed["reason"] for failed in summary["failed"])
+        assert "Traceback" not in stderr
+        failed = {run_id for failure in summary["failed"] for run_id in failure["run_ids"]}
+        assert len(failed) == 4 - summary["trained"]
+        (store / "ballast").unlink()
+        code, summary, stderr = run(space, store)
+        assert code == 0, stderr
+        assert summary["trained"] == len(failed)
+        assert_complete_and_equal(store, reference)
 
 
 def test_runs_that_may_not_be_stored_fail_with_the_reason_and_are_not_lost(
@@ -183,22 +231,11 @@ def test_a_cohort_that_outgrows_the_gpu_goes_on_in_halves(
 
 # Other sweeps
 
-COUNTING = """
-_write_runs = CohortTrainable._write_runs
-
-def write_runs(self, cohort, trainer):
-    with open({path!r}, "a") as file:
-        file.writelines(run.run_id + "\\n" for run in cohort.runs)
-    _write_runs(self, cohort, trainer)
-
-CohortTrainable._write_runs = write_runs
-"""
-
 
 def test_two_sweeps_at_once_share_the_work(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     space, reference = undisturbed
-    store, trained = tmp_path / "store", tmp_path / "trained"
-    counting = injected(tmp_path / "faults", raytune__trainable=COUNTING.format(path=str(trained)))
+    store, trainings = tmp_path / "store", Trainings(tmp_path / "trainings")
+    counting = injected(tmp_path / "faults", raytune__trainable=trainings.patch)
     # The second cuts its cohorts otherwise: runs, not cohorts, must not be trained twice.
     first = start(space, store, **counting)
     second = start(space, store, "cohort=2", "name=other", **counting)
@@ -208,7 +245,7 @@ def test_two_sweeps_at_once_share_the_work(undisturbed: tuple[Path, Path], tmp_p
         assert summary["failed"] == []
     assert sum(summary["trained"] for _, summary, _ in outcomes) == 4
     runs = assert_complete_and_equal(store, reference)
-    assert sorted(trained.read_text().split()) == sorted(runs["run_id"])
+    assert trainings.begun() == trainings.ended() == Counter(runs["run_id"])
     assert any("in another sweep" in stderr for _, _, stderr in outcomes)
 
 
@@ -220,17 +257,18 @@ def test_two_sweeps_at_once_share_a_search(tmp_path: Path) -> None:
     }
     grid = {"seed": [1, 2], "variant": ["swiglu", "triplu"]}
     space = write_space(tmp_path, grid=grid, search=search, **{**LONG, "num_steps": 400})
-    reference, store, trained = (tmp_path / name for name in ("reference", "store", "trained"))
+    reference, store = tmp_path / "reference", tmp_path / "store"
+    trainings = Trainings(tmp_path / "trainings")
     code, _, stderr = run(space, reference)
     assert code == 0, stderr
-    counting = injected(tmp_path / "faults", raytune__trainable=COUNTING.format(path=str(trained)))
+    counting = injected(tmp_path / "faults", raytune__trainable=trainings.patch)
     outcomes = [ended(one) for one in [start(space, store, **counting) for _ in range(2)]]
     for code, summary, stderr in outcomes:
         assert code == 0, stderr
         assert (summary["failed"], summary["pending"]) == ([], 0)
     # The study goes as if one sweep had made it: a suggestion waits for what the others came to.
     runs = assert_complete_and_equal(store, reference)
-    assert sorted(trained.read_text().split()) == sorted(runs["run_id"])
+    assert trainings.begun() == trainings.ended() == Counter(runs["run_id"])
     assert sum(summary["trained"] for _, summary, _ in outcomes) == len(runs)
 
 
