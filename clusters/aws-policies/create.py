@@ -43,6 +43,8 @@ def main(bucket: str, region: str) -> None:
             iam.create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(TRUST))
         with contextlib.suppress(there):
             iam.create_instance_profile(InstanceProfileName=role)
+        # A profile holds one role, so this says whether it has it already.
+        with contextlib.suppress(iam.exceptions.LimitExceededException):
             iam.add_role_to_instance_profile(InstanceProfileName=role, RoleName=role)
         store = (POLICIES / "worker.json").read_text().replace("my-bucket", bucket)
         iam.put_role_policy(RoleName=role, PolicyName="store", PolicyDocument=store)
