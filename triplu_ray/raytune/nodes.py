@@ -23,7 +23,9 @@ def check_nodes(
 
     `granted` are the kinds of shares that cohorts get.
 
-    Each is asked by a task of its own. Nodes that join later are asked by their workers.
+    Each is asked by a task of its own. Nodes that join later are asked by their workers: whether
+    those that are yet to be rented will see a folder cannot be known, for what is a disk of this
+    machine may be shared with them under the same name.
     """
     ask, shares = ray.remote(_complaint_at), [*granted]
     asked: list[tuple[str, Any]] = []
