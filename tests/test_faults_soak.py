@@ -35,7 +35,7 @@ SETTINGS = {
 KINDS = {"worker": 6, "raylet": 1, "driver": 2}
 """What is killed, and how often of nine times."""
 
-SECONDS_A_DEAL = 200.0
+SECONDS_A_DEAL = 300.0
 """In which nine things are killed at the least: a start of Ray takes its time, and a driver whose
 raylet is gone may hang for a minute."""
 
