@@ -146,10 +146,15 @@ def test_from_outside_only_ssh_and_rays_own_ports_are_there(cluster: Cluster) ->
     assert not any(one.endswith(":10001") for one in listens)
 
 
-def test_the_checkout_is_submitted_through_the_tunnel_with_the_token(cluster: Cluster) -> None:
+def test_the_checkout_is_submitted_through_the_tunnel_with_the_token(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    grid = {"seed": [3, 4], "variant": ["swiglu", "triplu"]}
+    space = write_space(tmp_path, grid=grid)
+    done_before = Store(str(cluster.store)).finished_run_ids()
     address = "http://127.0.0.1:8265"
     submit = ["ray", "job", "submit", "--address", address, "--working-dir", str(ROOT), "--"]
-    plan = ["triplu-ray", "plan", "search_spaces/quickstart.yaml"]
+    sweep = ["triplu-ray", "sweep", str(space)]
     tunnel = subprocess.Popen(
         cluster.laptop.command("ray", "dashboard", cluster.file),
         stdout=subprocess.DEVNULL,
@@ -160,10 +165,11 @@ def test_the_checkout_is_submitted_through_the_tunnel_with_the_token(cluster: Cl
         while not reachable(cluster.laptop, "127.0.0.1", 8265):
             assert time.monotonic() < deadline
             time.sleep(0.5)
-        done = cluster.laptop.run(*submit, *plan, RAY_AUTH_MODE="token")
+        done = cluster.laptop.run(*submit, *sweep, RAY_AUTH_MODE="token")
         assert done.returncode == 0, done.stdout
-        assert "6 runs, 0 done, 6 missing" in done.stdout
-        refused = cluster.laptop.run(*submit, *plan, RAY_AUTH_MODE="disabled")
+        assert "4 runs trained" in done.stdout
+        assert len(Store(str(cluster.store)).finished_run_ids() - done_before) == 4
+        refused = cluster.laptop.run(*submit, *sweep, RAY_AUTH_MODE="disabled")
         assert refused.returncode != 0
         assert "Authentication required" in refused.stdout
     finally:

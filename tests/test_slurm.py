@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cohorts import write_space
+from faults import injected, slow_while_there
 from hosts import Host, hosts, needs_hosts
 
 from triplu_ray.store import Store
@@ -135,11 +136,13 @@ def test_fails_if_ray_did_not_start(tmp_path: Path) -> None:
 @needs_hosts
 @pytest.mark.parametrize("count", [1, 2])
 def test_sweeps_on_every_node(tmp_path: Path, count: int) -> None:
-    space = write_space(tmp_path, num_steps=200)
+    # Ten seconds a run: a cold node is there before the first one has done them all.
+    space = write_space(tmp_path, num_steps=100, eval_interval=50)
+    slowed = injected(tmp_path / "faults", train=slow_while_there(tmp_path / "slow"))
     with hosts(tmp_path / "hosts", count) as nodes:
         variables = job(tmp_path, *(node.address for node in nodes))
         others = [start_node(node, tmp_path) for node in nodes[1:]]
-        done = nodes[0].run("bash", SCRIPT, space, timeout=300, **variables)
+        done = nodes[0].run("bash", SCRIPT, space, timeout=600, **variables, **slowed)
         logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
         assert done.returncode == 0, done.stdout + logs
         for node in nodes:
