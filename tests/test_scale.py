@@ -1,10 +1,13 @@
 """A thousand runs through Ray, ten thousand in a store: what it costs beside the training."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,19 +33,39 @@ MANY: dict[str, Any] = {
 }
 
 
-def watched(process: subprocess.Popen[str]) -> tuple[float, float]:
-    """Seconds until a process ends, and its peak memory in MiB."""
-    began, peak, watcher = time.monotonic(), 0, psutil.Process(process.pid)
+MOST_OVERHEAD = float(os.environ.get("TRIPLU_RAY_SCALE_OVERHEAD", "0.14"))
+"""What Ray publishes of ten thousand runs of a second: 715 s in 16 workers, where 625 are ideal.
+
+It is for idle machines: whatever else runs there slows what is not training too.
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a process took, and of CPU time those that it waited for, too."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+
+
+def watched(process: subprocess.Popen[str]) -> Cost:
+    """What a process takes until it ends; nothing else may be waited for meanwhile."""
+    began, cpu_before, peak = time.monotonic(), cpu_seconds(), 0
+    watcher = psutil.Process(process.pid)
     output = threading.Thread(target=process.communicate)
     output.start()
     while output.is_alive():
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             peak = max(peak, watcher.memory_info().rss)
-        except psutil.NoSuchProcess:
-            break
         time.sleep(0.1)
-    output.join()
-    return time.monotonic() - began, peak / (1 << 20)
+    return Cost(time.monotonic() - began, cpu_seconds() - cpu_before, peak / (1 << 20))
+
+
+def cpu_seconds() -> float:
+    """Of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_a_thousand_runs_through_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,23 +73,24 @@ def test_a_thousand_runs_through_ray(tmp_path: Path, capsys: pytest.CaptureFixtu
     space = write_space(tmp_path, grid=grid, cohort=20, num_steps=400, eval_interval=200)
     location = tmp_path / "store"
     process = start(space, location)
-    seconds, driver_mib = watched(process)
+    cost = watched(process)
     assert process.returncode == 0
     store = Store(str(location))
     assert store.read_runs().num_rows == 1000
     (sweep,) = store.read_records("sweeps")
+    worked = cost.seconds * sweep["workers"]
     training = sum(store.read_runs()["seconds"].to_pylist())
-    share = 1 - sweep["busy_seconds"] / (sweep["wall_seconds"] * sweep["workers"])
+    overhead = worked / training - 1
     num_files = sum(path.is_file() for path in location.rglob("*"))
     with capsys.disabled():
         sys.stdout.write(
-            f"\n1,000 runs: {seconds:.0f} s of wall time, {training:.0f} s of training in "
-            f"{sweep['workers']} workers, Ray's share {share:.1%}, driver {driver_mib:.0f} MiB, "
+            f"\n1,000 runs: {cost.seconds:.0f} s of wall time in {sweep['workers']} workers, "
+            f"{training:.0f} s of training: overhead {overhead:.1%}; workers busy "
+            f"{sweep['busy_seconds'] / worked:.1%}; driver {cost.peak_mib:.0f} MiB; "
             f"{num_files} files\n"
         )
-    # Loaded machines slow what is not training too: the target of 14 % is for idle ones.
-    assert share < 0.28
-    assert driver_mib < 1024
+    assert overhead < MOST_OVERHEAD
+    assert cost.peak_mib < 1024
     assert num_files < 20
 
 
@@ -86,9 +110,15 @@ def ten_thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return space, Path(store.location)
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    ("merged", "most_cpu_seconds", "most_mib"), [(False, 60, 3072), (True, 10, 1024)]
+)
 def test_ten_thousand_stored_runs(
-    ten_thousand: tuple[Path, Path], merged: bool, capsys: pytest.CaptureFixture[str]
+    ten_thousand: tuple[Path, Path],
+    merged: bool,
+    most_cpu_seconds: float,
+    most_mib: float,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Single files, which a sweep would have merged, take their time; merged ones do not."""
     space, location = ten_thousand
@@ -106,10 +136,13 @@ def test_ten_thousand_stored_runs(
             text=True,
             env=os.environ,
         )
-        seconds, mib = watched(process)
+        cost = watched(process)
         with capsys.disabled():
-            sys.stdout.write(f"\n{words[0]} of 10,000 runs {told}: {seconds:.1f} s, {mib:.0f} MiB")
+            sys.stdout.write(
+                f"\n{words[0]} of 10,000 runs {told}: {cost.cpu_seconds:.1f} s of CPU time, "
+                f"{cost.seconds:.1f} s, {cost.peak_mib:.0f} MiB"
+            )
         assert process.returncode == 0
-        if merged:
-            assert mib < 1024
-            assert seconds < 60  # 10 s on an idle machine
+        # Not wall time: that is what else runs on the machine, too.
+        assert cost.cpu_seconds < most_cpu_seconds
+        assert cost.peak_mib < most_mib
