@@ -28,7 +28,7 @@ def trainer(folder: Path, text: Corpus, **changes: Any) -> CohortTrainer:
 
 
 def probed(training: CohortTrainer, corpus: Corpus) -> dict[tuple[str, str], Probed]:
-    found = run_probes(training.model, training.config, corpus, training.validation)
+    found = run_probes(training.model, training.config, corpus, training.validation, 4)
     return {(row.probe, row.group): row for row in found}
 
 

@@ -1,3 +1,4 @@
+import math
 import os
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triplu_ray.config import RunConfig
-from triplu_ray.ffn import GatedLinearUnit
+from triplu_ray.ffn import GatedLinearUnit, PolyGlu, SquaredRelu
 from triplu_ray.sizing import (
     GPU_MEMORY_SHARE,
     Machine,
@@ -16,6 +17,7 @@ from triplu_ray.sizing import (
     compiling_pays,
     machine_here,
     member_bytes,
+    micro_batches,
 )
 from triplu_ray.space import Resources
 
@@ -90,6 +92,28 @@ def test_members_memory_by_hand() -> None:
     state = 6 * 4 * params
     # Elements a position: residual and norms 12, attention 16 + 6, branch 2 x 3 x 3, logits 15.
     assert member_bytes(tiny, tiny.shape(5), SWIGLU) == state + 4 * 2 * (12 + 22 + 18 + 15)
+
+
+def test_a_batch_is_cut_until_one_member_fits() -> None:
+    run = config(batch_size=12)
+    divisors = [1, 2, 3, 4, 6, 12]
+    for parts, more in zip(divisors, [*divisors[1:], 12], strict=True):
+        needed = member_bytes(run, run.shape(79), SWIGLU, parts) / GPU_MEMORY_SHARE
+        assert micro_batches(run, 79, math.ceil(needed)) == parts
+        assert micro_batches(run, 79, math.floor(needed) - 1) == more
+    assert micro_batches(run, 79, None) == 1
+
+
+def test_noise_that_is_drawn_for_a_batch_keeps_it_whole() -> None:
+    assert micro_batches(config(ffn=PolyGlu()), 79, 1) == 1
+
+
+def test_the_untied_sources_batch_fits_a_gpu_in_parts() -> None:
+    """Logits of 524,288 positions over 50,257 tokens are 98 GiB in fp32 alone."""
+    sizes = {"d_model": 768, "num_layers": 12, "num_heads": 6, "hidden": 3072}
+    run = config(ffn=SquaredRelu(), context_length=1024, batch_size=512, **sizes)
+    assert member_bytes(run, run.shape(50_257), run.ffn) > 3 * 98 * GIB
+    assert micro_batches(run, 50_257, 80 * GIB) == 32
 
 
 def test_compiling_pays_when_it_saves_more_than_it_costs() -> None:

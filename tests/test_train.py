@@ -32,8 +32,8 @@ MUON: dict[str, Any] = {
 }
 
 
-def trained(planned: Cohort, **options: Any) -> CohortTrainer:
-    trainer = CohortTrainer(planned, corpus())
+def trained(planned: Cohort, micro_batches: int = 1, **options: Any) -> CohortTrainer:
+    trainer = CohortTrainer(planned, corpus(), micro_batches=micro_batches)
     for _ in train_cohort(trainer, **options):
         pass
     return trainer
@@ -84,6 +84,25 @@ def test_a_member_of_four_is_bit_equal_to_the_same_run_alone(tmp_path: Path, var
         mine, expected = together.members[index], alone.members[0]
         assert without_seconds(mine.evaluations) == without_seconds(expected.evaluations)
         assert len(mine.evaluations) == 4
+
+
+@pytest.mark.parametrize("optimizer", [{}, MUON])
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_a_batch_in_parts_is_the_same_batch(
+    tmp_path: Path, optimizer: dict[str, Any], micro_batches: int
+) -> None:
+    planned = cohort(tmp_path, **{"variant": "triplu", "grid": {"seed": [1, 2]}, **optimizer})
+    whole, parts = trained(planned), trained(planned, micro_batches)
+    assert parts.micro_batch_size == 4 // micro_batches
+    for member, expected in zip(parts.members, whole.members, strict=True):
+        assert len(member.evaluations) == 5
+        for row, other in zip(member.evaluations, expected.evaluations, strict=True):
+            assert row.loss == pytest.approx(other.loss, abs=1e-4)
+            assert row.train_loss == pytest.approx(other.train_loss, abs=1e-4)
+    first, second = (CohortTrainer(planned, corpus(), micro_batches=n) for n in (1, micro_batches))
+    for trainer in (first, second):
+        trainer.train_step()
+    torch.testing.assert_close(second.optimizer.gradients, first.optimizer.gradients)
 
 
 def test_members_differ_in_gain_and_decay(tmp_path: Path) -> None:

@@ -101,6 +101,27 @@ def test_one_that_does_not_fit_fails_and_the_others_do_not(
     pd.testing.assert_frame_equal(curves(store), others)
 
 
+def test_a_run_whose_batch_is_too_large_goes_on_with_it_in_parts(
+    store: Store, four: Cohort, expected: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[tuple[int, int]] = []
+
+    def is_full(trainer: CohortTrainer) -> bool:
+        used.append((len(trainer.members), trainer.micro_batches))
+        return trainer.micro_batches == 1
+
+    out_of_memory(monkeypatch, is_full)
+    result, notes = finish(worker(store, four))
+    assert result["failed"] == []
+    # What is known of one run's batch holds for those after it.
+    assert list(dict.fromkeys(used)) == [(4, 1), (2, 1), (1, 1), (1, 2), (2, 2)]
+    assert notes[-1].endswith("out of GPU memory; going on with its batch in 2 parts")
+    hardware = store.read_runs().to_pandas()["hardware"]
+    assert hardware.str.endswith(", batch in 2 parts, eager").all()
+    found = curves(store)
+    assert found["loss"].to_numpy() == pytest.approx(expected["loss"].to_numpy(), abs=1e-4)
+
+
 def test_memory_that_is_full_at_the_very_end_costs_no_training(
     store: Store, four: Cohort, expected: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

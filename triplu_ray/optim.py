@@ -77,11 +77,14 @@ class MemberOptimizer:
         self.rates = torch.zeros(size, dtype=dtype, device=self.values.device)
         """Learning rates of the next update `[num_rates, M]`; each optimizer says whose."""
 
-    def backward(self, losses: Tensor) -> None:
-        """Set `gradients` to those of the members' losses `[M]`; members share nothing."""
+    def backward(self, losses: Tensor, *, accumulate: bool = False) -> None:
+        """Set `gradients` to those of the members' losses `[M]`, or add them."""
         parts = torch.autograd.grad(losses.sum(), self._parameters)
         for gradient, part in zip(self._gradient_parts, parts, strict=True):
-            gradient.copy_(part.reshape(gradient.shape))
+            if accumulate:
+                gradient.add_(part.reshape(gradient.shape))
+            else:
+                gradient.copy_(part.reshape(gradient.shape))
 
     def clip(self) -> Tensor:
         """Scale each member's gradient to the norm `gradient_clip` at most; norms before `[M]`."""

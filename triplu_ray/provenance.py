@@ -65,10 +65,13 @@ def code() -> dict[str, str]:
     }
 
 
-def hardware(device: str, num_threads: int, members: int, *, compiled: bool) -> str:
-    """What a cohort ran on, in a few words."""
+def hardware(
+    device: str, num_threads: int, members: int, *, compiled: bool, micro_batches: int = 1
+) -> str:
+    """What a cohort ran on, and how, in a few words."""
     mode = "compiled" if compiled else "eager"
-    return f"{place(device, num_threads)}, cohort of {members}, {mode}"
+    parts = f", batch in {micro_batches} parts" if micro_batches > 1 else ""
+    return f"{place(device, num_threads)}, cohort of {members}{parts}, {mode}"
 
 
 def place(device: str, num_threads: int) -> str:

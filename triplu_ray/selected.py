@@ -25,7 +25,10 @@ def examine_selected(trainer: CohortTrainer, corpus: Corpus) -> None:
     trainer.begin_evaluation([member.best_step or 0 for member in trainer.members])
     if corpus.heldout is not None:
         _score_heldout(trainer, corpus)
-    for probed in run_probes(trainer.model, trainer.config, corpus, trainer.validation):
+    probes = run_probes(
+        trainer.model, trainer.config, corpus, trainer.validation, trainer.micro_batch_size
+    )
+    for probed in probes:
         for member, value in zip(trainer.members, probed.values.tolist(), strict=True):
             if member.best_step is not None and not math.isnan(value):
                 where = (probed.probe, probed.group, member.best_step)
@@ -35,9 +38,9 @@ def examine_selected(trainer: CohortTrainer, corpus: Corpus) -> None:
 
 def _score_heldout(trainer: CohortTrainer, corpus: Corpus) -> None:
     """One evaluation a member: every token but the first, scored once."""
-    config, text = trainer.config, corpus.heldout
+    context_length, text = trainer.config.context_length, corpus.heldout
     assert text is not None
-    losses = token_losses(trainer.model, text, config.context_length, config.batch_size).mean(1)
+    losses = token_losses(trainer.model, text, context_length, trainer.micro_batch_size).mean(1)
     num_bytes = corpus.num_bytes(text[1:])
     bits_per_byte = num_bytes and (len(text) - 1) / num_bytes / math.log(2)
     for member, loss in zip(trainer.members, losses.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""What follows from a plan's sizes before it runs: members of a cohort, and whether to compile.
+"""What follows from a plan's sizes before it runs: cohorts, micro-batches, whether to compile.
 
 All figures here steer the execution alone; no result depends on them.
 """
@@ -92,7 +92,28 @@ def cohort_size(config: RunConfig, vocab_size: int, num_runs: int, machine: Mach
     return max(1, min(fitting, useful, shared))
 
 
-def member_bytes(config: RunConfig, shape: ModelShape, ffn: FeedForwardConfig) -> int:
+def micro_batches(config: RunConfig, vocab_size: int, gpu_bytes: int | None) -> int:
+    """In how many parts to work on a batch, so that a GPU holds what one member needs of it.
+
+    The fewest that fit, or sequence by sequence if none does; 1 on a CPU, and for layers whose
+    noise is drawn for a batch as a whole.
+    """
+    if gpu_bytes is None or config.ffn.draws_noise:
+        return 1
+    shape, room = config.shape(vocab_size), GPU_MEMORY_SHARE * gpu_bytes
+    parts = divisors(config.batch_size)
+    fitting = (n for n in parts if member_bytes(config, shape, config.ffn, n) <= room)
+    return next(fitting, parts[-1])
+
+
+def divisors(number: int) -> list[int]:
+    """Of a positive number, rising."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def member_bytes(
+    config: RunConfig, shape: ModelShape, ffn: FeedForwardConfig, micro_batches: int = 1
+) -> int:
     """Memory of one member in training: state, and what the backward pass needs of the forward.
 
     State is six fp32 values a parameter: itself, its gradient twice (as computed, and in the
@@ -103,4 +124,5 @@ def member_bytes(config: RunConfig, shape: ModelShape, ffn: FeedForwardConfig) -
     branch = 2 * (ffn.num_streams + 1) * shape.hidden
     per_position = shape.num_layers * (6 * shape.d_model + attention + branch)
     logits = 3 * shape.vocab_size
-    return state + 4 * config.tokens_per_step * (per_position + logits)
+    positions = config.tokens_per_step // micro_batches
+    return state + 4 * positions * (per_position + logits)

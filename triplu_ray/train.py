@@ -55,6 +55,7 @@ class CohortTrainer:
     On a GPU nothing waits for the device between two calls of `synchronize`: texts and batches lie
     there, and an update is one CUDA graph (unless `capture` is off, which is for comparison).
     `compiled` says whether losses and gradients are compiled code: `execution.CompiledLosses`.
+    A batch that memory does not hold is worked on in `micro_batches` equal parts.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class CohortTrainer:
         *,
         compiled: bool = False,
         capture: bool = True,
+        micro_batches: int = 1,
     ) -> None:
         self.configs = [run.config for run in cohort.runs]
         self.config = self.configs[0]  # members agree in all that is read from here
         self.device = torch.device(device)
         self.compiled = compiled
+        self.micro_batches = micro_batches
         self._capture = capture and self.device.type == "cuda"
         config, members = self.config, len(self.configs)
         set_matmul_precision(config.precision)
@@ -108,7 +111,7 @@ class CohortTrainer:
         self._losses: Losses = member_losses
         if compiled:
             name = config.code_key(shape.vocab_size, members)
-            self._losses = compiled_losses(name, device)
+            self._losses = compiled_losses(f"{name}_{micro_batches}", device)
 
         self.members = [MemberState(run.run_id) for run in cohort.runs]
         self.best_values = self.optimizer.values.clone()
@@ -127,6 +130,11 @@ class CohortTrainer:
         self._loss_counts = torch.zeros(members, dtype=torch.int64, device=self.device)
         self._ahead: deque[tuple[Tensor, Tensor]] = deque()
         self._run_update: Callable[[], None] | None = None
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of each member that are worked on at once."""
+        return self.config.batch_size // self.micro_batches
 
     @property
     def running(self) -> bool:
@@ -154,7 +162,7 @@ class CohortTrainer:
             self._run_update = captured(self._update, state)
         else:
             if self.compiled:
-                self.optimizer.backward(self._training_losses())
+                self.optimizer.backward(next(self._parts_of_losses(self._training_batch())))
             self._run_update = self._update
 
     def train_step(self) -> None:
@@ -195,16 +203,21 @@ class CohortTrainer:
         for name, branch in self._branches:
             branch.begin_step(name, seeds, size, self.step, self.config.num_steps)
 
-    def _training_losses(self) -> Tensor:
-        batch = windows(self.train_tokens, self._offsets, self.config.context_length)
-        return self._losses(self.model, batch)
+    def _training_batch(self) -> Tensor:
+        return windows(self.train_tokens, self._offsets, self.config.context_length)
+
+    def _parts_of_losses(self, batch: Tensor) -> Iterator[Tensor]:
+        """What each micro-batch of `[M, B, T + 1]` adds to the members' mean losses `[M]`."""
+        for micro_batch in batch.chunk(self.micro_batches, dim=1):
+            yield self._losses(self.model, micro_batch) / self.micro_batches
 
     def _update(self) -> None:
         """Losses, gradients, clip, step. Runs on the device alone; `synchronize` reads of it."""
-        losses = self._training_losses()
-        self.optimizer.backward(losses)
+        losses = torch.zeros(len(self.members), device=self.device)
+        for index, share in enumerate(self._parts_of_losses(self._training_batch())):
+            self.optimizer.backward(share, accumulate=index > 0)
+            losses += share.detach()
         norms = self.optimizer.clip()
-        losses = losses.detach()
         self._moving &= losses.isfinite() & norms.isfinite()
         self._steps_moved += self._moving
         self._loss_counts += self._moving
@@ -232,7 +245,7 @@ class CohortTrainer:
         with torch.set_grad_enabled(self.compiled):
             for batch in self.validation:
                 batch = batch.repeat(len(self.members), 1, 1)
-                total += self._losses(self.model, batch).detach()
+                total += sum(share.detach() for share in self._parts_of_losses(batch))
         means = (total / len(self.validation)).tolist()
         # All that may fail comes first: an evaluation is noted as a whole or not at all.
         measured = self._measured()

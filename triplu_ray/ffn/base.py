@@ -22,6 +22,8 @@ class FeedForwardConfig(BaseModel):
     """Fields in which the members of a cohort may differ."""
     multiplies_values: ClassVar[bool] = False
     """Whether the attention before the layer multiplies its values by one more projection."""
+    draws_noise: ClassVar[bool] = False
+    """Whether training draws noise, each sequence of a step its own."""
     kind: str
 
     @property

@@ -5,7 +5,7 @@ M members, B batch, T time, N positions (B x T), D model width, H hidden units, 
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class PolyGlu(FeedForwardConfig):
     decay; `decay_preferences` repeats the source's first weeks, in which alpha did.
     """
 
+    draws_noise: ClassVar[bool] = True
     kind: Literal["polyglu"] = "polyglu"
     pooling: Literal["prefix", "sequence"] = "prefix"
     decay_preferences: bool = False

@@ -43,28 +43,33 @@ class Probed:
 
 
 def run_probes(
-    model: Decoder, config: RunConfig, corpus: Corpus, validation: Tensor
+    model: Decoder, config: RunConfig, corpus: Corpus, validation: Tensor, batch_size: int
 ) -> Iterator[Probed]:
-    """All probes that apply to the members of a cohort, whose weights are the selected ones."""
+    """All probes that apply to the members of a cohort, whose weights are the selected ones.
+
+    `batch_size` says how many sequences of each member are worked on at once.
+    """
     if config.corpus in STORIES:
-        yield from _minimal_pairs(model, config, corpus)
+        yield from _minimal_pairs(model, config, corpus, batch_size)
     if config.tokenizer == "bbpe":
-        yield from _pmi(model, config, corpus)
+        yield from _pmi(model, config, corpus, batch_size)
     if config.corpus == "arithmetic_lite":
-        yield from _arithmetic(model, config, corpus)
+        yield from _arithmetic(model, config, corpus, batch_size)
     if isinstance(config.ffn, PolyGlu):
         for group, values in routing_probe(model, validation).items():
             yield Probed("routing", group, values.double().cpu().numpy())
 
 
-def _minimal_pairs(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[Probed]:
+def _minimal_pairs(
+    model: Decoder, config: RunConfig, corpus: Corpus, batch_size: int
+) -> Iterator[Probed]:
     """Sentences stand at the beginning of a line; none where a context is too short for one."""
     pairs = minimal_pairs()
     sentences = [pair.good for pair in pairs] + [pair.bad for pair in pairs]
     sequences = [corpus.encode(f"\n{sentence}") for sentence in sentences]
     if max(map(len, sequences)) > config.context_length + 1:
         return
-    losses = sequence_losses(model, sequences, config.batch_size)
+    losses = sequence_losses(model, sequences, batch_size)
     good, bad = np.split(losses, 2, axis=1)
     categories = np.array([pair.category for pair in pairs])
     for group in ["all", *dict.fromkeys(categories.tolist())]:
@@ -75,10 +80,10 @@ def _minimal_pairs(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterato
         yield Probed("minimal_pairs", group, np.array(values), int(chosen.sum()))
 
 
-def _pmi(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[Probed]:
+def _pmi(model: Decoder, config: RunConfig, corpus: Corpus, batch_size: int) -> Iterator[Probed]:
     """On the heldout text, or on the validation text where there is none."""
     text = corpus.validation if corpus.heldout is None else corpus.heldout
-    losses = token_losses(model, text, config.context_length, config.batch_size)
+    losses = token_losses(model, text, config.context_length, batch_size)
     statistics = pair_statistics(corpus.train, corpus.vocab_size)
     slice_of = slices(statistics, text[:-1], text[1:])
     means, counts = slice_means(slice_of, losses)
@@ -87,7 +92,9 @@ def _pmi(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[Probed]:
             yield Probed("pmi", group, means[:, index], int(counts[index]))
 
 
-def _arithmetic(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[Probed]:
+def _arithmetic(
+    model: Decoder, config: RunConfig, corpus: Corpus, batch_size: int
+) -> Iterator[Probed]:
     """A prompt stands at the beginning of a line; an answer counts if it is right to its end.
 
     None where a context is too short for a problem and its answer.
@@ -98,7 +105,7 @@ def _arithmetic(model: Decoder, config: RunConfig, corpus: Corpus) -> Iterator[P
     longest = max(map(len, answers))
     if max(map(len, prompts)) + longest - 1 > config.context_length:
         return
-    given = greedy_continuations(model, prompts, longest, config.batch_size)
+    given = greedy_continuations(model, prompts, longest, batch_size)
     right = np.array([_begin_with(given[:, i], answer) for i, answer in enumerate(answers)]).T
     is_product = np.array(["*" in item.prompt for item in items])
     for group, chosen in (("all", is_product | True), ("multiplication", is_product)):

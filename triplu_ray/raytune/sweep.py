@@ -102,6 +102,7 @@ def sweep(
             marker=record.path,
             code=code,
             studies={study.study_id: study for study in plan.studies},
+            gpu_bytes=machine.gpu_bytes,
         )
         suggested = [run for run in plan.missing if run.run_id in plan.suggested]
         suggested += [run for study in plan.studies for run in study.to_come]

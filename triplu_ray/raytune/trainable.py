@@ -22,6 +22,7 @@ from triplu_ray.raytune.nodes import complaint
 from triplu_ray.resumption import drop, drop_useless, keep, parts_to_resume
 from triplu_ray.search import mean_losses
 from triplu_ray.selected import examine_selected, model_bytes
+from triplu_ray.sizing import divisors, micro_batches
 from triplu_ray.store import Store
 from triplu_ray.train import CohortTrainer, Progress, train_cohort
 
@@ -47,6 +48,8 @@ class SweepJob:
     code: Mapping[str, str]
     """What the driver runs: `provenance.code`."""
     studies: Mapping[str, PlannedStudy] = field(default_factory=dict)
+    gpu_bytes: int | None = None
+    """Memory granted to a worker on its GPU, as the driver knows it; None on a CPU."""
 
     def device_of(self, cohort: Cohort) -> str:
         """Where a cohort is trained."""
@@ -98,6 +101,7 @@ class CohortTrainable(tune.Trainable):
         self._study = self._job.studies.get(config.get("study", ""))
         names = {config["cohort_id"], config.get("study")}
         self._compiled = not names.isdisjoint(self._job.compiled)
+        self._micro_batches = 0
         self._events = self._trial(self._job.cohort(config))
 
     def step(self) -> dict[str, Any]:
@@ -153,9 +157,9 @@ class CohortTrainable(tune.Trainable):
             try:
                 yield from self._train(whole, checkpoint)
             except torch.OutOfMemoryError as error:
-                if len(whole.runs) == 1:
+                out_of_memory = len(whole.runs) > 1 or self._split_batch(whole)
+                if not out_of_memory:
                     self._give_up(whole, f"out of GPU memory: {' '.join(str(error).split())}")
-                out_of_memory = len(whole.runs) > 1
             except UserError as error:
                 self._give_up(whole, str(error))
             self._trainer = None
@@ -163,7 +167,20 @@ class CohortTrainable(tune.Trainable):
                 # Only here, where no exception holds the cohort's tensors any more.
                 gc.collect()
                 torch.cuda.empty_cache()
-                parts = [*self._halved(whole), *parts]
+                smaller = self._halved(whole) if len(whole.runs) > 1 else [(whole, checkpoint)]
+                parts = [*smaller, *parts]
+
+    def _split_batch(self, run: Cohort) -> bool:
+        """Let what follows work on a batch in more parts, if it can be cut further."""
+        config = run.runs[0].config
+        parts = [] if config.ffn.draws_noise else divisors(config.batch_size)
+        more = [n for n in parts if n > self._micro_batches]
+        if more:
+            self._micro_batches = more[0]
+            self._notes.append(
+                f"{run.description}: out of GPU memory; going on with its batch in {more[0]} parts"
+            )
+        return bool(more)
 
     def _halved(self, whole: Cohort) -> list[tuple[Cohort, str]]:
         """Two cohorts of half the members, as `parts_to_resume`."""
@@ -203,8 +220,13 @@ class CohortTrainable(tune.Trainable):
     def _prepared(self, cohort: Cohort, checkpoint: str) -> CohortTrainer:
         """The cohort's models as they begin, or as a checkpoint, by its name, has them."""
         corpus = self._job.corpora[str(cohort.runs[0].corpus.sha256)]
-        device = self._job.device_of(cohort)
-        trainer = CohortTrainer(cohort, corpus, device, compiled=self._compiled)
+        device, config = self._job.device_of(cohort), cohort.runs[0].config
+        gpu_bytes = None if cohort.on_cpu else self._job.gpu_bytes
+        estimated = micro_batches(config, corpus.vocab_size, gpu_bytes)
+        self._micro_batches = max(self._micro_batches, estimated)
+        trainer = CohortTrainer(
+            cohort, corpus, device, compiled=self._compiled, micro_batches=self._micro_batches
+        )
         content = self._store.read_checkpoint(checkpoint)
         if content is not None:
             try:
@@ -276,7 +298,11 @@ class CohortTrainable(tune.Trainable):
                 "git_sha": job.git_sha,
                 "versions": json.dumps(provenance.versions()),
                 "hardware": provenance.hardware(
-                    job.device_of(cohort), job.num_threads, len(runs), compiled=trainer.compiled
+                    job.device_of(cohort),
+                    job.num_threads,
+                    len(runs),
+                    compiled=trainer.compiled,
+                    micro_batches=trainer.micro_batches,
                 ),
                 "finished_at": datetime.now(UTC),
             }
