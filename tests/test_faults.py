@@ -112,9 +112,9 @@ def test_a_disk_that_is_full_for_a_while_is_waited_for(
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A disk of a megabyte."""
+    """A disk of four megabytes."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
     try:
         yield
     finally:

@@ -236,7 +236,7 @@ def test_a_node_whose_clock_is_an_hour_ahead_is_like_any_other(
         code, summary, stderr = ended(process)
         assert code == 0, stderr
         assert (summary["trained"], summary["failed"]) == (2, [])
-        assert ("in another sweep" in stderr) == (process is first)
+        assert "in another sweep" in stderr
     runs = assert_complete_and_equal(store, reference)
     assert trainings.begun() == trainings.ended() == Counter(runs["run_id"])
     assert runs["resumes"].max() == 0
