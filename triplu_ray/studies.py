@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from triplu_ray.config import RunConfig, short_hash
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import ALIASES
-from triplu_ray.search import Search, Suggestion, in_words
+from triplu_ray.search import Range, Search, Suggestion, in_words
 from triplu_ray.selection import choose
 
 Settings = dict[str, Any]
@@ -229,8 +229,8 @@ def search_runs(
 
     `wanted` are the settings of the space's runs, without the searched keys, and where they stand;
     `axes` are the keys that vary between them, `baseline` is a label. Raises UserError for a seed
-    of both kinds, a key that no run has, a range whose ends make no run, and an objective or
-    pruning that cannot be.
+    of both kinds, a key that no run has, ranges some of whose values make no run, and an objective
+    or pruning that cannot be.
     """
     plain: list[tuple[Settings, str]] = []
     groups: dict[str, list[tuple[Settings, str]]] = {}
@@ -268,8 +268,10 @@ def _study(
 ) -> Study[Run]:
     """The study of runs that differ in the seed alone; raises UserError if it is none."""
     (settings, where), keys = group[0], search.keys_of(group[0][0])
-    seeds = tuple(settings["seed"] for settings, _ in group)
+    # Blocks may overlap.
+    seeds = tuple(dict.fromkeys(settings["seed"] for settings, _ in group))
     study = Study(search, "", settings, where, seeds, keys, resolve)
+    _check_ranges(study)
     details = [
         f"{axis}={settings[axis]}"
         for axis in sorted(axes)
@@ -283,6 +285,32 @@ def _study(
             f"{study.evaluations}"
         )
     return replace(study, name=" ".join([study.label, *details]))
+
+
+def _check_ranges(study: Study[Run]) -> None:
+    """Raise UserError if some values of the ranges make no run: a sampler would come to them."""
+    for values in _values_to_check({key: study.search.keys[key] for key in study.keys}):
+        try:
+            study.runs(values, study.seeds[:1])
+        except UserError as error:
+            raise UserError(
+                f"{study.where}: search.keys: expected ranges whose values all make a run, got "
+                f"{in_words(values)}: {str(error).removeprefix(f'{study.where}: ')}"
+            ) from error
+
+
+def _values_to_check(ranges: Mapping[str, Range]) -> Iterator[dict[str, float]]:
+    """All corners: what holds there holds between them, but for what must divide one another."""
+    ends: dict[str, Iterable[float]] = {key: (of.low, of.high) for key, of in ranges.items()}
+    yield from _combinations(ends)
+    if divided := {key: ranges[key] for key in ("d_model", "num_heads") if key in ranges}:
+        # Only now are their ends known to be whole numbers.
+        whole = {key: range(of.low, of.high + 1) for key, of in divided.items()}
+        yield from _combinations({**ends, **whole})
+
+
+def _combinations(values: Mapping[str, Iterable[float]]) -> Iterator[dict[str, float]]:
+    return (dict(zip(values, some, strict=True)) for some in itertools.product(*values.values()))
 
 
 def _reference(
