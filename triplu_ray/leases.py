@@ -138,7 +138,7 @@ class Lease:
 
     def _keep_renewing(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
-            held_up = time.monotonic() - self._written > LAPSE_SECONDS
+            held_up = _uptime() - self._written > LAPSE_SECONDS
             with contextlib.suppress(UserError):  # the runs' own writes tell of it
                 if held_up:
                     self.lost_to = self._rival()
@@ -150,7 +150,7 @@ class Lease:
 
     def _write(self) -> None:
         self._store.write_record(self._name, self._record | {"step": self.step}, durable=False)
-        self._written = time.monotonic()
+        self._written = _uptime()
 
     def _delete(self) -> None:
         with contextlib.suppress(UserError):
@@ -173,11 +173,19 @@ def delete_claims_of(store: Store, sweep_id: str) -> None:
         store.files.delete(file.path)
 
 
+def _uptime() -> float:
+    """Seconds by a clock that nobody sets, and that goes on in suspension where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 def _this_process() -> dict[str, Any]:
     return {
         "machine": _machine(),
         "pid": os.getpid(),
+        # What versions before `ticks` go by.
         "created": psutil.Process().create_time(),
+        "ticks": _start_ticks(os.getpid()),
     }
 
 
@@ -187,10 +195,26 @@ def _is_gone(process: dict[str, Any]) -> bool:
         return False
     try:
         found = psutil.Process(process["pid"])
-        same = abs(found.create_time() - process["created"]) < 1.0
-        return not same or found.status() == psutil.STATUS_ZOMBIE
+        if process.get("ticks") is not None:
+            is_same: bool = process["ticks"] == _start_ticks(process["pid"])
+        else:
+            is_same = abs(found.create_time() - process["created"]) < 1.0
+        return not is_same or found.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process began, by the kernel's count since boot; None where /proc does not tell.
+
+    Unlike a time of the day, it stays what it is when the clock is set.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # Field 22; the second, the command in brackets, may hold anything.
+    return int(stat.rpartition(")")[2].split()[22 - 3])
 
 
 def _machine() -> str:
