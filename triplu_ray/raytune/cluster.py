@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,12 +44,14 @@ def running_ray(origin: str, granted: Granted | None) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"RAY_ADDRESS={address}: no Ray cluster answers" if address else "Ray did not start"
         raise UserError(f"{where}: {reason}") from error
-    try:
-        if granted is not None:
-            _check_enough(origin, granted)
-        yield
-    finally:
-        ray.shutdown()
+    # Ray prints what it hears of nodes that die; stdout is for data.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            if granted is not None:
+                _check_enough(origin, granted)
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _check_enough(origin: str, granted: Granted) -> None:
