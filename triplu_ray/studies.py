@@ -301,15 +301,10 @@ def _check_ranges(study: Study[Run]) -> None:
 
 def _values_to_check(ranges: Mapping[str, Range]) -> Iterator[dict[str, float]]:
     """All corners: what holds there holds between them, but for what must divide one another."""
-    ends: dict[str, Iterable[float]] = {key: (of.low, of.high) for key, of in ranges.items()}
-    yield from _combinations(ends)
-    if divided := {key: ranges[key] for key in ("d_model", "num_heads") if key in ranges}:
-        # Only now are their ends known to be whole numbers.
-        whole = {key: range(of.low, of.high + 1) for key, of in divided.items()}
-        yield from _combinations({**ends, **whole})
-
-
-def _combinations(values: Mapping[str, Iterable[float]]) -> Iterator[dict[str, float]]:
+    values: dict[str, Iterable[float]] = {
+        key: range(of.low, of.high + 1) if key in ("d_model", "num_heads") else (of.low, of.high)
+        for key, of in ranges.items()
+    }
     return (dict(zip(values, some, strict=True)) for some in itertools.product(*values.values()))
 
 
