@@ -8,7 +8,8 @@
     <store>/searches/<space>/<study>/<number>.json   a suggestion, written before it is trained
     <store>/sweeps/<id>.json             wall time, workers and failures of each `sweep` command
     <store>/running/<id>.json            who trains what at the moment: see leases
-    <store>/checkpoints/<cohort_id>.safetensors   where an unfinished cohort goes on
+    <store>/checkpoints/<cohort_id>.safetensors   where an unfinished cohort goes on; beside it, as
+                                         .json, the runs that it holds: see resumption
 
 A file is immutable, named after its run and appears whole: it is written under a hidden name and
 renamed (objects of a bucket appear whole by themselves). So no run can be stored twice, and what is
