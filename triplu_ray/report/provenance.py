@@ -10,7 +10,7 @@ from triplu_ray.report.model import Column, Table
 
 
 def provenance_table(runs: pd.DataFrame, sweeps: Sequence[Mapping[str, Any]]) -> Table:
-    """Code, machines, text, memory and Ray's part; `runs` as in a Comparison."""
+    """Code, machines, text, memory, and what sweeps took; `runs` as in a Comparison."""
     stored = runs[runs["status"] != "missing"]
     counts = runs["status"].value_counts()
     facts = {
@@ -25,25 +25,35 @@ def provenance_table(runs: pd.DataFrame, sweeps: Sequence[Mapping[str, Any]]) ->
         "cohort start": f"{stored['start_seconds'].median():.1f} s on the median, "
         f"{stored['start_seconds'].max():.1f} s at most",
         "resumes from a checkpoint": f"{stored.groupby('cohort_id')['resumes'].max().sum():.0f}",
-        **_ray(sweeps),
+        **_sweeps(sweeps),
     }
     frame = pd.DataFrame({"fact": list(facts), "value": list(facts.values())})
     columns = [Column("", ("fact",)), Column("", ("value",))]
     return Table("provenance", "Provenance", frame, columns)
 
 
-def _ray(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Ray's share of the sweeps that trained: 1 - busy / (wall x workers)."""
+def _sweeps(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the sweeps that trained took, and the time that their workers were at no cohort.
+
+    That is 1 - busy / (wall x workers) of those that came to their end: what a worker was at when
+    it was interrupted is in no record.
+    """
     trained = [sweep for sweep in sweeps if sweep["trained"]]
-    available = sum(sweep["wall_seconds"] * sweep["workers"] for sweep in trained)
-    if not available:
+    if not trained:
         return {}
-    busy = sum(sweep["busy_seconds"] for sweep in trained)
+    whole = [sweep for sweep in trained if not sweep.get("interrupted")]
+    available = sum(sweep["wall_seconds"] * sweep["workers"] for sweep in whole)
+    busy = sum(sweep["busy_seconds"] for sweep in whole)
     start = max(sweep["ray_start_seconds"] for sweep in trained)
     wall = sum(sweep["wall_seconds"] for sweep in trained)
+    cut = f", {len(trained) - len(whole)} interrupted" if len(whole) < len(trained) else ""
+    apart = "start of Ray and of workers, between cohorts, idle at the end"
+    outside = {} if not available else {
+        "workers' time outside cohorts": f"{1 - busy / available:.1%}: {apart}"
+    }  # fmt: skip
     return {
-        "sweeps": f"{len(trained)}, {wall / 3600:.2f} hours of wall time",
-        "Ray's share of wall time": f"{1 - busy / available:.1%}",
+        "sweeps": f"{len(trained)}{cut}, {wall / 3600:.2f} hours of wall time",
+        **outside,
         "Ray's start": f"{start:.1f} s at most",
     }
 
