@@ -16,17 +16,26 @@ def step_times(comparison: Comparison) -> pd.DataFrame:
     """Time and FLOPs by variant, and both over the baseline's, one row a setting and label.
 
     Columns: milliseconds_per_step, the median over finished runs of seconds over steps, which are
-    tokens / (batch_size x context_length); flops_per_token of the whole model, forward, and
-    ffn_flops_per_token of one layer; relative_time, relative_flops and relative_ffn_flops over the
-    baseline's; time_over_flops, relative_time / relative_flops.
+    tokens / (batch_size x context_length); relative_time, the median over seeds of a run's over the
+    baseline's at the same seed, time_low and time_high, the least and the most of them;
+    flops_per_token of the whole model, forward, and ffn_flops_per_token of one layer;
+    relative_flops and relative_ffn_flops over the baseline's; time_over_flops, relative_time /
+    relative_flops.
     """
     runs = comparison.runs[comparison.runs["status"] == "finished"]
     steps = runs["tokens"] / (runs["batch_size"] * runs["context_length"]).astype(float)
+    runs = runs.assign(milliseconds=1000 * runs["seconds"] / steps)
+    baseline_runs = runs[runs["label"] == comparison.baseline].set_index(["setting", "seed"])
+    beside = baseline_runs["milliseconds"].rename("beside")
+    runs = runs.join(beside, on=["setting", "seed"])
     table = (
-        runs.assign(milliseconds_per_step=1000 * runs["seconds"] / steps)
+        runs.assign(relative=runs["milliseconds"] / runs["beside"])
         .groupby(GROUP, sort=False)
         .agg(
-            milliseconds_per_step=("milliseconds_per_step", "median"),
+            milliseconds_per_step=("milliseconds", "median"),
+            relative_time=("relative", "median"),
+            time_low=("relative", "min"),
+            time_high=("relative", "max"),
             flops_per_token=("flops_per_token", "first"),
             ffn_flops_per_token=("ffn_flops_per_token", "first"),
         )
@@ -34,7 +43,6 @@ def step_times(comparison: Comparison) -> pd.DataFrame:
     )
     baseline = table[table["label"] == comparison.baseline].set_index("setting")
     for relative, column in (
-        ("relative_time", "milliseconds_per_step"),
         ("relative_flops", "flops_per_token"),
         ("relative_ffn_flops", "ffn_flops_per_token"),
     ):
@@ -83,15 +91,18 @@ def _time_table(comparison: Comparison, times: pd.DataFrame) -> Table:
         Column("variant", ("label",)),
         Column("ms a step", ("milliseconds_per_step",), ",.2f"),
         Column("relative time", ("relative_time",), ".2f"),
+        Column("over seeds", ("time_low", "time_high"), ".2f"),
         Column("relative FLOPs", ("relative_flops",), ".3f"),
         Column("time / FLOPs", ("time_over_flops",), ".2f"),
         Column("", ("off",)),
     ]
     note = (
-        "Training time a step, the median over finished runs of a run's share of its cohort's "
-        "time, and the whole model's forward FLOPs (matrix products; nothing elementwise), over "
-        f"those of {comparison.baseline}. Slower or faster: than the FLOPs say, by a factor of "
-        f"more than {FAR_OFF}."
+        "Training time a step: the median over finished runs of a run's share of its cohort's "
+        f"time. Relative time is over that of {comparison.baseline} at the same seed, the median "
+        "and the range over seeds; where these scatter, or a pair was not trained side by side, "
+        "it is load too. FLOPs are the whole model's, forward (matrix products; nothing "
+        f"elementwise), over {comparison.baseline}'s. Slower or faster: than the FLOPs say, by a "
+        f"factor of more than {FAR_OFF}."
     )
     return Table("time_against_flops", "Time against FLOPs", frame, columns, note)
 
@@ -110,6 +121,7 @@ def _untied_table(comparison: Comparison, similarity: pd.DataFrame) -> list[Tabl
         Column("relative FLOPs", ("relative_flops",), ".3f"),
         Column("ms a step", ("milliseconds_per_step",), ",.2f"),
         Column("relative time", ("relative_time",), ".2f"),
+        Column("over seeds", ("time_low", "time_high"), ".2f"),
         Column("similarity", ("similarity",), "+.2f"),
         Column(f"best {metric.words}", (metric.best,), ".4f"),
         Column(f"final {metric.words}", (metric.final,), ".4f"),
