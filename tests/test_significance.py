@@ -27,8 +27,9 @@ def test_sign_flip_p_by_enumeration(gaps: tuple[float, ...], p_value: float) -> 
 
 
 def test_sign_flip_p_beyond_exact_seeds_is_drawn() -> None:
-    draws = significance.DRAWN_PATTERNS
-    assert 1 / (draws + 1) <= significance.sign_flip_p(np.full((1, 20), 0.1))[0] < 5 / draws
+    # Of 2^20 patterns two are as large: none of 2^14 draws is likely to be one.
+    assert significance.sign_flip_p(np.full((1, 20), 0.1))[0] == significance.smallest_p(20)
+    assert significance.smallest_p(17) == significance.smallest_p(20) == 1 / (2**14 + 1)
 
 
 def test_sign_flips_agree_with_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +51,25 @@ def test_holm_textbook_example() -> None:
 
 def test_intervals_need_seeds_and_spread() -> None:
     assert np.isnan(significance.t_interval(np.array([[0.1]]))).all()
-    assert np.isnan(significance.bca_interval(np.array([[0.1, 0.2]]))).all()
-    assert np.isnan(significance.bca_interval(np.array([[0.1, 0.1, 0.1]]))).all()
+    assert np.isnan(significance.bca_interval(np.full((1, 8), 0.1))).all()
+
+
+def test_the_bootstrap_needs_eight_seeds() -> None:
+    gaps = np.random.default_rng(1).normal(0.04, 0.01, (1, 8))
+    assert np.isnan(significance.bca_interval(gaps[:, :7])).all()
+    low, high = significance.bca_interval(gaps)
+    assert gaps.min() < low[0] < gaps.mean() < high[0] < gaps.max()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(0.01, 0.02, "ahead"), (-0.02, -0.01, "behind"), (-0.01, 0.01, "undecided"),
+     (0.0, 0.0, "undecided"), (np.nan, np.nan, None)],
+)  # fmt: skip
+def test_a_verdict_is_where_the_interval_excludes_zero(
+    low: float, high: float, words: str | None
+) -> None:
+    assert significance.verdict(low, high) == words
 
 
 def test_bca_is_near_t_for_many_seeds_and_depends_on_its_row_alone() -> None:
@@ -74,7 +92,7 @@ def test_correlation_over_seeds() -> None:
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=8))
 def test_p_is_never_below_the_smallest(gaps: list[float]) -> None:
     p_value = significance.sign_flip_p(np.array([gaps]))[0]
-    assert 2 / 2 ** len(gaps) <= p_value <= 1
+    assert significance.smallest_p(len(gaps)) == 2 / 2 ** len(gaps) <= p_value <= 1
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

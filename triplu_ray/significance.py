@@ -14,6 +14,9 @@ EXACT_SEEDS = 16
 """Up to so many seeds the sign-flip p is exact."""
 DRAWN_PATTERNS = 2**14
 """Of signs, beyond that: p = 0.05 is then known to 0.002."""
+BCA_SEEDS = 8
+"""With fewer, the bootstrap's 95 % interval holds the mean far too rarely: normal gaps simulated,
+in 72 % of cases with 3 seeds, 84 % with 5, 87 % with 8, 90 % with 10; Student's in 95 %."""
 
 
 def t_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
@@ -26,13 +29,13 @@ def t_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
 
 
 def bca_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
-    """BCa bootstrap interval of each row's mean; null below three seeds or if all are equal.
+    """BCa bootstrap interval of each row's mean; null below BCA_SEEDS seeds or if all are equal.
 
     Every row sees the same resamples, so that its interval depends on nothing but the row.
     """
     low, high = np.full(len(gaps), np.nan), np.full(len(gaps), np.nan)
     varied = np.ptp(gaps, axis=1) > 0
-    if gaps.shape[1] >= 3 and varied.any():
+    if gaps.shape[1] >= BCA_SEEDS and varied.any():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a degenerate row is null, and that is the answer
             interval = stats.bootstrap(
@@ -73,6 +76,21 @@ def sign_flip_p(gaps: Floats) -> Floats:
     drawn = 0 if exact else 1
     p_values: Floats = (as_large + drawn) / (count + drawn)
     return p_values
+
+
+def smallest_p(seeds: int) -> float:
+    """The least p that `sign_flip_p` can give so many seeds: all gaps have one sign."""
+    return 2.0 / 2.0**seeds if seeds <= EXACT_SEEDS else 1 / (DRAWN_PATTERNS + 1)
+
+
+def verdict(low: float, high: float) -> str | None:
+    """What the interval of a gap says of the variant: ahead or behind where it excludes zero.
+
+    Else undecided; None if there is no interval.
+    """
+    if math.isnan(low) or math.isnan(high):
+        return None
+    return "ahead" if low > 0 else "behind" if high < 0 else "undecided"
 
 
 def holm(p_values: "pd.Series[float]") -> "pd.Series[float]":

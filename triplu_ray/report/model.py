@@ -1,6 +1,6 @@
 """A report as data, before anyone decides whether it is read in a terminal, a page or a program."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,8 @@ from triplu_ray.report.style import render
 
 MAX_ROWS = 100
 """Longer tables are cut in print; report.json has every row."""
-
+MAX_NAMES = 6
+"""How many runs or variants a line names before it only counts."""
 
 NULL = "\N{EN DASH}"
 SI = EngFormatter(places=2)
@@ -26,13 +27,33 @@ def number_text(value: Any, spec: str) -> str:
     if isinstance(value, str):
         return value
     if spec.endswith("si"):
-        return ("+" if spec.startswith("+") and value > 0 else "") + SI(value)
+        sign = "+" if spec.startswith("+") and value > 0 else ""
+        return sign + SI(value).replace("\N{MINUS SIGN}", "-")
     return format(value, spec)
 
 
 def axis_words(axis: str) -> str:
     """A configuration key in words: layers, learning rate."""
     return axis.removeprefix("num_").replace("_", " ")
+
+
+def at(text: object, setting: object) -> str:
+    """What is said of a setting, where it has a name."""
+    return f"{text} at {setting}" if setting else f"{text}"
+
+
+def named(names: Iterable[object]) -> str:
+    """The first few names, and how many more there are."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - MAX_NAMES} more" if len(texts) > MAX_NAMES else ""
+    return ", ".join(texts[:MAX_NAMES]) + more
+
+
+def by_itself(intervals: int) -> str:
+    """What the note of so many intervals, or verdicts from them, must say."""
+    if intervals < 2:
+        return ""
+    return f" Each interval stands by itself, not corrected for the {intervals} comparisons."
 
 
 @dataclass(frozen=True)

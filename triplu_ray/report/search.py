@@ -13,7 +13,7 @@ from scipy import stats
 from triplu_ray.compare import GROUP, Comparison, value_text
 from triplu_ray.report.model import axis_words
 from triplu_ray.selection import choose
-from triplu_ray.significance import t_interval
+from triplu_ray.significance import t_interval, verdict
 
 Values = Mapping[str, float]
 
@@ -267,14 +267,10 @@ def confirmations(found: Found) -> pd.DataFrame:
                     "mean_gap": float(gaps.mean()),
                     "t_low": low,
                     "t_high": high,
-                    "verdict": None if len(gaps) < 2 else _verdict(low, high),
+                    "verdict": verdict(low, high),
                 }
             )
     return pd.DataFrame(rows)
-
-
-def _verdict(low: float, high: float) -> str:
-    return "ahead" if low > 0 else "behind" if high < 0 else "undecided"
 
 
 def values_text(values: Values | None) -> str:
