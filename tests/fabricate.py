@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from triplu_ray.config import ADDED_KEYS, RunConfig
+from triplu_ray.ffn import Gelu
 from triplu_ray.store import SCHEMAS, Store
 
 FEED_FORWARD: dict[str, dict[str, Any]] = {
@@ -24,19 +26,10 @@ SUBWORD: dict[str, dict[str, Any]] = {
 }
 STREAMS = {"gelu": 1, "squared_relu": 1}
 HIDDEN = {"swiglu": 322, "double_prod": 322, "triplu": 242, "quad_prod": 193}
-BASE = {
-    "corpus": "tinystories",
-    "train_bytes": 1_000_000,
-    "validation_bytes": 200_000,
-    "tokenizer": "char",
-    "d_model": 96,
-    "num_layers": 2,
-    "context_length": 64,
-    "learning_rate": 3e-4,
-    "batch_size": 32,
-    "num_steps": 5000,
-    "precision": "fp32",
-}
+BASE = RunConfig(corpus="tinystories", ffn=Gelu(), hidden=1).model_dump(
+    exclude={"ffn", "hidden", "seed", *ADDED_KEYS}
+)
+"""What all runs share, unless they say otherwise: the main setting, as first released."""
 
 
 def planned_run(
@@ -137,13 +130,17 @@ def curve(run: Mapping[str, Any], num_evals: int = 20) -> list[dict[str, Any]]:
 
 
 def probe(
-    run: Mapping[str, Any], name: str, values: Mapping[str, float], step: int | None = None
+    run: Mapping[str, Any],
+    name: str,
+    values: Mapping[str, float],
+    step: int | None = None,
+    counts: Mapping[str, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of `probes`: values by group, of a hundred items each; at the last step by default."""
     step = run["config"]["num_steps"] if step is None else step
     return [
         {"run_id": run["run_id"], "probe": name, "group": group, "step": step,
-         "value": value, "count": 100}
+         "value": value, "count": (counts or {}).get(group, 100)}
         for group, value in values.items()
     ]  # fmt: skip
 

@@ -35,7 +35,7 @@ def test_time_of_a_step_is_the_median_over_runs() -> None:
     assert table["milliseconds_per_step"].to_dict() == pytest.approx({"swiglu": 40, "triplu": 55})
     # Seed by seed 2.5 and 1.5, which is not the ratio of the medians.
     assert table["relative_time"].to_dict() == pytest.approx({"swiglu": 1, "triplu": 2.0})
-    assert table.loc["triplu", ["time_low", "time_high"]].tolist() == pytest.approx([1.5, 2.5])
+    assert list(table.loc["triplu", ["time_low", "time_high"]]) == pytest.approx([1.5, 2.5])
     flops = planned_run("triplu", 1)["params"] / planned_run("swiglu", 1)["params"]
     assert table.loc["triplu", "relative_flops"] == pytest.approx(flops)
     assert table.loc["triplu", "relative_ffn_flops"] == pytest.approx(185_856 / 185_472)
@@ -46,8 +46,8 @@ def test_load_that_both_sides_bear_is_no_difference() -> None:
     """Seeds on a busy machine take twice the time, whichever the variant."""
     comparison = timed({"swiglu": [100.0, 200.0, 400.0], "triplu": [110.0, 220.0, 440.0]}, "swiglu")
     triplu = step_times(comparison).set_index("label").loc["triplu"]
-    told = triplu[["relative_time", "time_low", "time_high"]].tolist()
-    assert told == pytest.approx([1.1, 1.1, 1.1])
+    told = triplu[["relative_time", "time_low", "time_high"]]
+    assert list(told) == pytest.approx([1.1, 1.1, 1.1])
 
 
 def test_steps_follow_from_tokens_trained() -> None:

@@ -16,9 +16,20 @@ import numpy as np
 import pandas as pd
 
 from triplu_ray.config import with_added_keys
-from triplu_ray.significance import Floats, bca_interval, correlation, holm, sign_flip_p, t_interval
+from triplu_ray.significance import (
+    Floats,
+    bca_interval,
+    correlation,
+    holm,
+    sign_flip_p,
+    smallest_p,
+    t_interval,
+)
 
 GROUP = ["setting", "label"]
+TRAIN_LOSS = "final_train_loss"
+"""What runs may have beside the store's columns: mean training loss over the steps between the last
+two evaluations, nats a token."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +125,13 @@ def tidy(
     rows["setting"] = settings(rows, context)
     label = family = rows["variant"]
     for key in layer:
-        detail = _detail(rows, key, [rows["variant"]])
+        detail = _detail(rows, key, [rows["variant"]], rows["variant"])
         label = label + detail
         family = family if key == "ffn.gain" else family + detail
-    # A width that is matched anew in each setting names no new variant.
-    width = _detail(rows, "hidden", [family, rows["setting"]])
+    # A width that is matched anew in each setting names no new variant. Where one needs its width
+    # to be told apart, all of its kind say theirs: `untied_squared_relu similarity=0.999` is one.
+    kind = rows["variant"].str.partition(" ")[0]
+    width = _detail(rows, "hidden", [family, rows["setting"]], kind)
     rows["label"], rows["family"] = label + width, family + width
 
     answering = rows.loc[(rows["label"] == baseline) | (rows["variant"] == baseline), "label"]
@@ -153,10 +166,12 @@ def paired_gaps(comparison: Comparison) -> pd.DataFrame:
 
     Columns: run_id and losses of both (`_baseline` for the baseline's), `gap` of the metric's best
     loss, `final_gap` of its final one, and `pair`: "paired", or what is in the way of it
-    ("baseline missing", "variant diverged", "variant not planned"); then the gaps are null.
+    ("baseline missing", "variant diverged", "variant not planned", "other text", as where a text
+    was changed and one side is not yet trained on the new one); then the gaps are null.
     """
     metric = comparison.metric
-    runs = comparison.runs[[*GROUP, "seed", "run_id", "status", *metric.losses]]
+    columns = [*GROUP, "seed", "run_id", "status", *metric.losses, "corpus_sha256"]
+    runs = comparison.runs.reindex(columns=columns)
     is_baseline = runs["label"] == comparison.baseline
     baseline = runs[is_baseline].drop(columns="label")
     variants = runs[~is_baseline] if is_baseline.any() else runs[:0]
@@ -169,9 +184,14 @@ def paired_gaps(comparison: Comparison) -> pd.DataFrame:
     )
     baseline_status = pairs.pop("status_baseline").fillna("not planned")
     variant_status = pairs.pop("status").fillna("not planned")
+    text, other = pairs.pop("corpus_sha256"), pairs.pop("corpus_sha256_baseline")
     pairs["pair"] = np.select(
-        [baseline_status != "finished", variant_status != "finished"],
-        ["baseline " + baseline_status, "variant " + variant_status],
+        [
+            baseline_status != "finished",
+            variant_status != "finished",
+            text.ne(other) & text.notna(),
+        ],
+        ["baseline " + baseline_status, "variant " + variant_status, "other text"],
         "paired",
     )
     for gap, loss in (("gap", metric.best), ("final_gap", metric.final)):
@@ -201,12 +221,12 @@ def mean_gaps(pairs: pd.DataFrame) -> pd.DataFrame:
     return best_first(table, -table["mean_gap"])
 
 
-def gap_statistics(pairs: pd.DataFrame, metric: Metric = NATS) -> pd.DataFrame:
+def gap_statistics(pairs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """How sure the means of `mean_gaps` are, in further columns; null where seeds are too few.
 
     relative_gap (of the baseline's mean), t_low and t_high, bca_low and bca_high (95 % intervals),
-    p_value and smallest_p (2 / 2^n), p_holm over the variants of a setting, correlation of baseline
-    and variant over seeds. The rows must come in the order of `paired_gaps`, and `metric` from its
+    p_value and `smallest_p`, p_holm over the variants of a setting, correlation of baseline and
+    variant over seeds. The rows must come in the order of `paired_gaps`, and `metric` from its
     comparison.
     """
     table = mean_gaps(pairs).set_index(GROUP)
@@ -216,18 +236,35 @@ def gap_statistics(pairs: pd.DataFrame, metric: Metric = NATS) -> pd.DataFrame:
     for index, (gaps, baseline, variant) in seed_matrices(
         paired, GROUP, ["gap", f"{metric.best}_baseline", metric.best]
     ):
+        level = baseline.mean(axis=1)
         table.loc[index, columns] = np.column_stack(
             [
-                gaps.mean(axis=1) / baseline.mean(axis=1),
+                gaps.mean(axis=1) / np.where(level == 0, np.nan, level),
                 *t_interval(gaps),
                 *bca_interval(gaps),
                 sign_flip_p(gaps),
                 correlation(baseline, variant),
             ]
         )
-    table["smallest_p"] = (2.0 / 2.0 ** table["n"]).where(table["n"] > 0)
+    table["smallest_p"] = table["n"].map(smallest_p).where(table["n"] > 0)
     table["p_holm"] = table.groupby("setting", sort=False)["p_value"].transform(holm)
     return table.reset_index()
+
+
+def over_settings(pairs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    """The pairs of a label at one seed, averaged over its settings; in form those of `paired_gaps`.
+
+    Settings share their seeds, so a seed is the unit to judge by. Seeds without a pair in every
+    setting of the label are left out.
+    """
+    paired = pairs[pairs["pair"] == "paired"]
+    settings_of_seed = paired.groupby(["label", "seed"])["setting"].transform("nunique")
+    whole = paired[settings_of_seed == paired.groupby("label")["setting"].transform("nunique")]
+    sides = [f"{loss}{side}" for loss in metric.losses for side in ("", "_baseline")]
+    groups = whole.groupby(["label", "seed"], sort=False)
+    means = groups[["gap", "final_gap", *sides]].mean().reset_index()
+    in_order = np.lexsort((means["seed"], means.groupby("label", sort=False).ngroup()))
+    return means.iloc[in_order].assign(pair="paired", setting="").reset_index(drop=True)
 
 
 def seed_matrices(
@@ -250,17 +287,19 @@ def variant_summary(comparison: Comparison) -> pd.DataFrame:
     Means are over finished runs. `sd` is the sample standard deviation of the best loss (n - 1;
     the paper does not say which it prints, and its numbers fit either). `perplexity` is
     exp(mean best_val_loss), which gives every perplexity of the paper's tables 2, 11 and 13.
-    `mismatch` is the parameters' relative distance to the baseline's.
+    `mismatch` is the parameters' relative distance to the baseline's. TRAIN_LOSS is there if the
+    runs have it.
     """
     runs, metric = comparison.runs, comparison.metric
     finished = runs["status"] == "finished"
     losses = dict.fromkeys([*metric.losses, *NATS.losses])
     measured = [*losses, "tokens_per_second", "seconds"]
+    measured += [TRAIN_LOSS] if TRAIN_LOSS in runs else []
     counts = {status: runs["status"] == status for status in ("finished", "diverged", "missing")}
     rows = runs.assign(**{name: runs[name].where(finished) for name in measured}, **counts)
     groups = rows.groupby(GROUP, sort=False)
-    described = ["variant", "params", "hidden", "degree", "gain", *comparison.context]
-    described += ["d_model", "ffn_flops_per_token", "flops_per_token"]
+    described = ["variant", "params", "hidden", "degree", "gain", "learning_rate"]
+    described += [*comparison.context, "d_model", "ffn_flops_per_token", "flops_per_token"]
     first = [name for name in dict.fromkeys(described) if name in rows]
     table = groups[first].first()
     table[list(counts)] = groups[list(counts)].sum()
@@ -303,10 +342,12 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) else value
 
 
-def _detail(rows: pd.DataFrame, key: str, within: list["pd.Series[str]"]) -> "pd.Series[str]":
-    """` gain=3` where the key varies within the groups, or in any of the first name's; else ""."""
+def _detail(
+    rows: pd.DataFrame, key: str, within: list["pd.Series[str]"], kin: "pd.Series[str]"
+) -> "pd.Series[str]":
+    """` gain=3` where the key varies within any of the groups of a row's kin; else ""."""
     varies = rows[key].groupby(within).transform("nunique") > 1
-    varies = varies.groupby(within[0]).transform("any")
+    varies = varies.groupby(kin).transform("any")
     text = f" {key.removeprefix('ffn.')}=" + rows[key].map(value_text)
     return text.where(varies, "")
 

@@ -7,6 +7,9 @@ import pandas as pd
 
 from triplu_ray.compare import Comparison, settings
 
+PLAIN = "plain"
+"""The form of a product that has neither norm nor gate nor learned gain."""
+
 
 def free_axes(comparison: Comparison) -> list[str]:
     """Numbers of the context that no name in it decides, as a corpus may decide the steps."""
@@ -79,6 +82,17 @@ def axis_means(comparison: Comparison, axis: str) -> pd.DataFrame:
     lowest, highest = (table[axis] == values.transform(end) for end in ("min", "max"))
     table["edge"] = np.select([is_edge & lowest, is_edge & highest], ["lowest", "highest"], "")
     return table
+
+
+def product_forms(runs: pd.DataFrame) -> "pd.Series[str]":
+    """What a layer with a degree is beside it: PLAIN, normed, with learned gain, gated product."""
+    kind = runs["ffn.kind"].str.replace("_", " ")
+    options = {"ffn.branch_norm": "normed", "ffn.learned_gain": "with learned gain"}
+    form = pd.Series("", runs.index)
+    for key, words in options.items():
+        if key in runs:
+            form += runs[key].map({True: f" {words}"}).fillna("")
+    return kind.where(kind != "product", form.str.strip().replace("", PLAIN))
 
 
 def _without_axis(comparison: Comparison, axis: str) -> tuple[pd.DataFrame, tuple[str, ...], str]:

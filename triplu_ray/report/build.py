@@ -6,13 +6,19 @@ from typing import Any
 
 import pandas as pd
 
-from triplu_ray.compare import GROUP, Comparison, paired_gaps, tidy
+from triplu_ray.compare import Comparison, paired_gaps, tidy
 from triplu_ray.errors import UserError, did_you_mean
 from triplu_ray.report import figures, tables
 from triplu_ray.report.axes import free_axes, selection_axes
 from triplu_ray.report.branches import mean_similarity
-from triplu_ray.report.caveats import warning_lines
-from triplu_ray.report.costs import cost_to_target, equal_cost_gaps, evaluation_costs
+from triplu_ray.report.caveats import equal_cost_lines, warning_lines
+from triplu_ray.report.costs import (
+    cost_to_target,
+    equal_cost_gaps,
+    equal_cost_statistics,
+    evaluation_costs,
+    with_train_loss,
+)
 from triplu_ray.report.heldout import heldout_section, heldout_summary
 from triplu_ray.report.model import Figure, Report, Section, Table, axis_words
 from triplu_ray.report.paper import PAPER_FILE, paper_tables, read_paper
@@ -29,6 +35,7 @@ from triplu_ray.report.search import (
 from triplu_ray.report.search_section import search_section, search_sentences, search_warnings
 from triplu_ray.report.selection import Selected, merged_selection, selection_table, split
 from triplu_ray.report.sentences import headline
+from triplu_ray.report.setting import setting_table
 from triplu_ray.report.step_time import step_time_tables, step_times, untied_costs
 from triplu_ray.store import Store
 
@@ -79,6 +86,8 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     if runs.empty:
         others = ", ".join(space_names(store))
         raise UserError(f"space {space!r}: none of its runs is finished; known spaces: {others}")
+    evals = store.read_evals(runs["run_id"]).to_pandas()
+    runs = with_train_loss(runs, evals)
     select, selected, search, found = record["select"], None, record["search"], None
     chosen = [select["key"]] if select else list(search["keys"]) if search else []
     everything = comparison = tidy(runs, planned, record["baseline"], chosen)
@@ -90,9 +99,10 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         comparison, selected = split(everything, select)
         if (comparison.runs["status"] == "missing").all():
             raise UserError(f"space {space!r}: no run at a chosen {select['key']} is finished")
-    evals = store.read_evals(runs["run_id"]).to_pandas()
     probes = store.read_probes(runs["run_id"]).to_pandas()
     costs = evaluation_costs(comparison, evals)
+    equal = equal_cost_gaps(comparison, costs)
+    at_equal_cost = equal_cost_statistics(equal)
     targets = record["targets"]
     reached = cost_to_target(comparison, costs, targets) if targets else None
     finished = (comparison.runs["status"] == "finished").any()
@@ -107,6 +117,12 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         *probe_quantities(comparison, probes, slices),
     ]
     beside = paper_tables(published, comparison, reached, quantities)
+    metric = comparison.metric
+    cost_tables = [
+        *([] if reached is None else [tables.target_table(reached, metric)]),
+        *(tables.equal_cost_tables(equal, at_equal_cost, metric) if len(equal) else []),
+        *step_time_tables(comparison, similarity),
+    ]
     return Report(
         space=space,
         description=record["description"],
@@ -117,6 +133,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
         ],
         warnings=[
             *warning_lines(comparison, record["baseline"], selected),
+            *equal_cost_lines(at_equal_cost),
             *(search_warnings(found) if found else []),
             *_failures(everything, record),
             *(
@@ -126,6 +143,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
             ),
         ],
         sections=[
+            Section("Setting", tables=[setting_table(comparison)]),
             _variants(comparison, costs),
             *_gaps(comparison, costs),
             *heldout_section(comparison, heldout),
@@ -133,7 +151,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
             *([search_section(found)] if found else []),
             *(_axes(comparison) if finished else []),
             *probes_section(comparison, probes, slices),
-            _costs(comparison, costs, reached, similarity),
+            _costs(comparison, costs, cost_tables),
             *precision_section(twins, comparison),
             *([Section("Beside the paper", tables=beside)] if beside else []),
             Section("Provenance", tables=[provenance_table(everything.runs, record["sweeps"])]),
@@ -159,12 +177,10 @@ def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
     pairs = paired_gaps(comparison)
     if pairs.empty:
         return []
-    count, limit = pairs.groupby(GROUP).ngroups, figures.MAX_PAIR_PANELS
     dots = Figure(
         "paired_seeds",
         f"Best validation {comparison.metric.words} of {comparison.baseline} and each variant; a "
-        "line is a seed, a bar the mean."
-        + (f" Shown are {limit} of {count} comparisons." if count > limit else ""),
+        "line is a seed, a bar the mean." + figures.left_out_pairs(comparison),
         lambda: figures.paired_dots(comparison),
     )
     curves = Figure(
@@ -177,7 +193,7 @@ def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
     ranking = Figure(
         "gap_ranking",
         f"Gap to {comparison.baseline}, best first: diamonds are means, bars their 95 % t "
-        "intervals, dots seeds.",
+        "intervals, the dots below seeds.",
         lambda: figures.gap_ranking(comparison),
     )
     drawn = [dots, curves] if pairs["gap"].notna().any() else []
@@ -192,7 +208,13 @@ def _selection(selected: Selected) -> Section:
     figure = Figure(
         f"selection_by_{key}",
         f"Best validation loss by {axis_words(key)} on the selection seeds: lines are means, dots "
-        "are seeds." + figures.left_out(candidates, candidates.context[:-1], figures.MAX_SETTINGS),
+        "are seeds."
+        + figures.left_out(
+            candidates,
+            candidates.context[:-1],
+            figures.MAX_SETTINGS,
+            figures.axis_names(candidates, key),
+        ),
         lambda: figures.loss_against_axis(candidates, key),
     )
     drawn = [figure] if (candidates.runs["status"] == "finished").any() else []
@@ -218,31 +240,24 @@ def _axes(comparison: Comparison) -> list[Section]:
 def _axis_section(comparison: Comparison, axis: str, found: Sequence[Table | None]) -> Section:
     words = axis_words(axis)
     rest = [key for key in comparison.context if key != axis]
+    names = figures.axis_names(comparison, axis)
     figure = Figure(
         f"loss_by_{axis}",
         f"Best validation {comparison.metric.words} by {words}: lines are means, dots are seeds."
-        + figures.left_out(comparison, rest, figures.MAX_SETTINGS),
+        + " A grey line joins plain products of one degree each." * (axis == "degree")
+        + figures.left_out(comparison, rest, figures.MAX_SETTINGS, names),
         lambda: figures.loss_against_axis(comparison, axis),
     )
     title = {"num_layers": "Depth"}.get(axis, words.capitalize())
     return Section(title, tables=[table for table in found if table], figures=[figure])
 
 
-def _costs(
-    comparison: Comparison,
-    costs: pd.DataFrame,
-    reached: pd.DataFrame | None,
-    similarity: pd.DataFrame,
-) -> Section:
-    equal = equal_cost_gaps(comparison, costs)
+def _costs(comparison: Comparison, costs: pd.DataFrame, found: Sequence[Table]) -> Section:
     metric = comparison.metric
-    found = [] if reached is None else [tables.target_table(reached, metric)]
-    found += tables.equal_cost_tables(equal, metric) if len(equal) else []
-    found += step_time_tables(comparison, similarity)
     figure = Figure(
         "loss_by_cost",
         f"Validation {metric.words} against training tokens, training FLOPs and seconds, drawn as "
-        "the curves above."
+        "the curves above, but for the range over seconds, which no two seeds share."
         + figures.left_out(comparison, comparison.context, figures.MAX_COST_SETTINGS),
         lambda: figures.loss_against_costs(comparison, costs),
     )

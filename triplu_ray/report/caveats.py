@@ -1,7 +1,6 @@
 """What a reader must know before believing a comparison, one line each."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pandas as pd
@@ -17,11 +16,10 @@ from triplu_ray.compare import (
     variant_summary,
 )
 from triplu_ray.report.axes import axis_means, selection_axes
-from triplu_ray.report.model import axis_words
+from triplu_ray.report.costs import COST_WORDS, NO_VERDICT
+from triplu_ray.report.model import at, axis_words, named
 from triplu_ray.report.selection import Selected
-
-NAMED = 6
-"""How many runs or variants a line names before it only counts."""
+from triplu_ray.significance import smallest_p
 
 
 def warning_lines(
@@ -36,6 +34,7 @@ def warning_lines(
         *_stopped(comparison),
         *_pairs(comparison),
         *_parameters(comparison),
+        *_best_of_several(comparison),
         *_selection(comparison),
         *(_selected(comparison, selected) if selected else []),
         *_unlike_runs(comparison),
@@ -51,7 +50,7 @@ def _baseline(comparison: Comparison, wanted: str | None) -> list[str]:
     labels = runs.loc[runs["variant"] == wanted, "label"].unique()
     if len(labels) == 0:
         return [f"no run of the baseline {wanted}: there are no paired gaps"]
-    return [f"the baseline {wanted} is ambiguous ({_named(labels)}): there are no paired gaps"]
+    return [f"the baseline {wanted} is ambiguous ({named(labels)}): there are no paired gaps"]
 
 
 def leaking_labels(comparison: Comparison) -> list[str]:
@@ -79,7 +78,7 @@ def _leaking(comparison: Comparison) -> list[str]:
         return []
     return [
         "the router reads the whole sequence, also what is to be predicted, so losses compare with "
-        f"no other variant's: {_named(labels)}"
+        f"no other variant's: {named(labels)}"
     ]
 
 
@@ -100,8 +99,8 @@ def _unfinished(comparison: Comparison) -> list[str]:
     for status in ("diverged", "missing"):
         some = runs[runs["status"] == status]
         if len(some):
-            names = _named(
-                _at(f"{row.label} seed {row.seed}", row.setting) for row in some.itertuples()
+            names = named(
+                at(f"{row.label} seed {row.seed}", row.setting) for row in some.itertuples()
             )
             lines.append(f"{len(some)} of {len(runs)} runs {status}: {names}")
     if comparison.superseded:
@@ -117,8 +116,8 @@ def _stopped(comparison: Comparison) -> list[str]:
     stopped = runs[runs["stopped_step"].notna()]
     if stopped.empty:
         return []
-    names = _named(
-        _at(f"{row.label} seed {row.seed} at step {row.stopped_step:.0f}", row.setting)
+    names = named(
+        at(f"{row.label} seed {row.seed} at step {row.stopped_step:.0f}", row.setting)
         for row in stopped.itertuples()
     )
     return [
@@ -132,17 +131,17 @@ def _pairs(comparison: Comparison) -> list[str]:
     lines = []
     broken = pairs[pairs["pair"] != "paired"]
     if len(broken):
-        names = _named(
-            _at(f"{row.label} seed {row.seed} ({row.pair})", row.setting)
+        names = named(
+            at(f"{row.label} seed {row.seed} ({row.pair})", row.setting)
             for row in broken.itertuples()
         )
         lines.append(f"{len(broken)} of {len(pairs)} pairs missing: {names}")
     table = mean_gaps(pairs)
     few = table[table["n"] < 3]
     if len(few):
-        names = _named(_at(f"{row.label} has {row.n}", row.setting) for row in few.itertuples())
+        names = named(at(f"{row.label} has {row.n}", row.setting) for row in few.itertuples())
         lines.append(f"fewer than 3 paired seeds, too few for an interval: {names}")
-    elif len(table) and (smallest := 2 / 2 ** int(table["n"].max())) > 0.05:
+    elif len(table) and (smallest := smallest_p(int(table["n"].max()))) > 0.05:
         lines.append(f"with {table['n'].max()} seeds no exact test can give p below {smallest:.2g}")
     return lines
 
@@ -150,10 +149,32 @@ def _pairs(comparison: Comparison) -> list[str]:
 def _parameters(comparison: Comparison) -> list[str]:
     table = variant_summary(comparison)
     apart = table[table["mismatch"].abs() > 0.01]
-    names = _named(
-        _at(f"{row.label} {row.mismatch:+.1%}", row.setting) for row in apart.itertuples()
-    )
+    names = named(at(f"{row.label} {row.mismatch:+.1%}", row.setting) for row in apart.itertuples())
     return [f"parameters differ from the baseline's by more than 1 %: {names}"] if names else []
+
+
+def _best_of_several(comparison: Comparison) -> list[str]:
+    """The headline begins with the best; several gains of a variant are told of apart."""
+    fair = without_leaks(comparison)
+    pairs = paired_gaps(fair)
+    paired = pairs.loc[pairs["pair"] == "paired", "label"]
+    count = fair.runs.loc[fair.runs["label"].isin(paired), "family"].nunique()
+    if count < 2:
+        return []
+    return [
+        f"what the headline begins with is the best of {count} variants, picked on the seeds that "
+        "are reported, which flatters it; fresh seeds would settle it"
+    ]
+
+
+def equal_cost_lines(statistics: pd.DataFrame) -> list[str]:
+    """Where `equal_cost_statistics` have no verdict, and what is in the way of it."""
+    lines = []
+    for column, reason in NO_VERDICT.items():
+        for cost, rows in statistics[statistics[column]].groupby("cost", sort=False):
+            names = named(at(row.label, row.setting) for row in rows.itertuples())
+            lines.append(f"no verdict at equal {COST_WORDS[str(cost)]}, {reason}: {names}")
+    return lines
 
 
 def _selection(comparison: Comparison) -> list[str]:
@@ -164,8 +185,8 @@ def _selection(comparison: Comparison) -> list[str]:
         words = axis_words(axis)
         edges = means[means["edge"] != ""]
         if len(edges):
-            names = _named(
-                _at(f"{row[name]} {value_text(row[axis])} ({row['edge']})", row["setting"])
+            names = named(
+                at(f"{row[name]} {value_text(row[axis])} ({row['edge']})", row["setting"])
                 for _, row in edges.iterrows()
             )
             lines.append(f"best {words} at the edge of the grid: {names}")
@@ -190,9 +211,9 @@ def _selected(comparison: Comparison, selected: Selected) -> list[str]:
     value = variants[key].map(lambda value: f" {value_text(value)}", na_action="ignore")
     edge = variants["edge"].map(lambda edge: f" ({edge})" if edge else "", na_action="ignore")
     names = variants["label"] + value.fillna("") + edge.fillna("")
-    at = [_at(*each) for each in zip(names, variants["setting"], strict=True)]
+    places = pd.Series(map(at, names, variants["setting"]), dtype=object)
     return [
-        f"{line}: {_named(pd.Series(at)[is_concerned])}"
+        f"{line}: {named(places[is_concerned])}"
         for line, is_concerned in kinds.items()
         if is_concerned.any()
     ]
@@ -209,21 +230,10 @@ def _unlike_runs(comparison: Comparison) -> list[str]:
     for library in versions:
         values = versions[library].dropna().unique()
         if len(values) > 1:
-            lines.append(f"runs differ in the version of {library}: {_named(values)}")
+            lines.append(f"runs differ in the version of {library}: {named(values)}")
     if stored["git_sha"].nunique() > 1:
-        lines.append(f"runs differ in the commit of the code: {_named(stored['git_sha'].unique())}")
+        lines.append(f"runs differ in the commit of the code: {named(stored['git_sha'].unique())}")
     if stored["hardware"].nunique() > 1:
-        names = _named(stored["hardware"].dropna().unique())
+        names = named(stored["hardware"].dropna().unique())
         lines.append(f"seconds and tokens/s come from unlike hardware or cohorts: {names}")
     return lines
-
-
-def _at(text: str, setting: object) -> str:
-    return f"{text} at {setting}" if setting else text
-
-
-def _named(names: Iterable[object]) -> str:
-    """The first few names, and how many more there are."""
-    texts = [str(name) for name in names]
-    more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
-    return ", ".join(texts[:NAMED]) + more

@@ -20,8 +20,9 @@ from triplu_ray.compare import (
     settings,
     value_text,
 )
+from triplu_ray.report.axes import PLAIN, product_forms
 from triplu_ray.report.costs import COST_WORDS
-from triplu_ray.report.model import axis_words
+from triplu_ray.report.model import at, axis_words, named
 from triplu_ray.report.style import BASELINE, OTHERS, colours, panels
 
 MAX_LABELS = 8
@@ -51,14 +52,41 @@ def shown_settings(column: "pd.Series[str]", limit: int = MAX_SETTINGS) -> list[
     return [names[place] for place in _spread(len(names), limit)]
 
 
-def left_out(comparison: Comparison, context: Sequence[str], limit: int) -> str:
-    """What a figure with a panel for each setting of a context has no room for."""
+def axis_names(comparison: Comparison, axis: str) -> list[str]:
+    """Whom a figure along an axis may show: the baseline, then the others, best value first.
+
+    These are labels, or families along the gain; those that have no degree or gain have no place.
+    """
+    name, runs = "family" if axis == "gain" else "label", comparison.runs
+    others = runs[(runs[name] != comparison.baseline) & runs[axis].notna()]
+    losses = others[comparison.metric.best].where(others["status"] == "finished")
+    best = losses.groupby([others[name], others[axis]]).mean().groupby(level=0).min()
+    baseline = [] if comparison.baseline is None else [comparison.baseline]
+    return [*baseline, *best.sort_values(kind="stable").index]
+
+
+def left_out(
+    comparison: Comparison, context: Sequence[str], limit: int, names: Sequence[str] | None = None
+) -> str:
+    """What a figure with a panel for each setting of a context has no room for.
+
+    `names` are all that it might show: the labels, unless they are `axis_names`.
+    """
     count = settings(comparison.runs, context).nunique()
-    labels = comparison.runs["label"].nunique()
+    variants = comparison.runs["label"].nunique() if names is None else len(names)
     text = f" Shown are {limit} of {count} settings." if count > limit else ""
-    if labels > MAX_LABELS:
-        text += f" Shown are the best {MAX_LABELS} of {labels} variants."
+    if variants > MAX_LABELS:
+        text += f" Shown are the best {MAX_LABELS} of {variants} variants."
     return text
+
+
+def left_out_pairs(comparison: Comparison) -> str:
+    """The comparisons that `paired_dots` has no room for, by name."""
+    table = mean_gaps(paired_gaps(comparison))
+    table = table[table["n"] > 0].reset_index(drop=True)
+    rest = table.drop(index=_spread(len(table), MAX_PAIR_PANELS))
+    names = named(at(row.label, row.setting) for row in rest.itertuples())
+    return f" Left out of {len(table)} comparisons: {names}." if names else ""
 
 
 def loss_curves(comparison: Comparison, costs: pd.DataFrame) -> Figure:
@@ -93,7 +121,9 @@ def loss_against_costs(comparison: Comparison, costs: pd.DataFrame) -> Figure:
         here = costs[(costs["setting"] == setting) & costs["label"].isin(labels)]
         for ax, (cost, words) in zip(axes[3 * place :], COST_WORDS.items(), strict=False):
             for label in labels:
-                _curve(ax, here[here["label"] == label], cost, palette[label])
+                mine = here[here["label"] == label]
+                # Seeds differ in their seconds, so at the mean ones there is no range of losses.
+                _curve(ax, mine, cost, palette[label], has_band=cost != "seconds")
             _focus(ax, here, cost)
             ax.set_xlabel(words)
         axes[3 * place].set_title(short_setting(setting))
@@ -121,7 +151,7 @@ def paired_dots(comparison: Comparison) -> Figure:
             ax.scatter(np.full(len(losses), x), losses, s=26, color=colour, zorder=3)
             ax.plot([x - 0.13, x + 0.13], [losses.mean()] * 2, color=colour, linewidth=2.2)
         ax.set_xlim(-0.4, 1.4)
-        ax.set_xticks([0, 1], [str(comparison.baseline), row["label"]])
+        ax.set_xticks([0, 1], [wrapped(str(comparison.baseline)), wrapped(str(row["label"]))])
         ax.set_title(f"gap {row['mean_gap']:+.4f}, wins {row['wins']:.0f}/{row['n']:.0f}")
         if row["setting"]:
             ax.set_xlabel(short_setting(row["setting"], width=26))
@@ -134,7 +164,7 @@ def paired_dots(comparison: Comparison) -> Figure:
 def gap_ranking(comparison: Comparison) -> Figure:
     """Mean gap to the baseline with its 95 % t interval and every seed: a row a variant."""
     pairs = paired_gaps(comparison)
-    table = gap_statistics(pairs)
+    table = gap_statistics(pairs, comparison.metric)
     table = table[table["n"] > 0]
     shown = shown_settings(table["setting"])
     height = 0.7 + 0.21 * table.groupby("setting").size().max()
@@ -148,10 +178,10 @@ def gap_ranking(comparison: Comparison) -> Figure:
             gaps = gaps_here.loc[gaps_here["label"] == row["label"], "gap"]
             colour = palette[row["label"]]
             ax.plot([row["t_low"], row["t_high"]], [place] * 2, color=colour)
-            ax.scatter(gaps, [place] * len(gaps), s=9, color=colour, alpha=0.6, linewidth=0)
+            ax.scatter(gaps, [place + 0.3] * len(gaps), s=9, color=colour, linewidth=0)
             ax.scatter(row["mean_gap"], place, s=30, color=colour, marker="D", zorder=3)
         ax.set_yticks(here.index, here["label"])
-        ax.set_ylim(len(here) - 0.4, -0.6)
+        ax.set_ylim(len(here) - 0.3, -0.6)
         ax.grid(visible=False, axis="y")
         ax.set_title(short_setting(setting))
         ax.set_xlabel(f"gap to {comparison.baseline}")
@@ -161,16 +191,16 @@ def gap_ranking(comparison: Comparison) -> Figure:
 def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
     """Best loss along one axis: the mean line and every seed, a panel for each other setting.
 
-    `axis` is of the context, or `gain` or `degree`; variants without one are a level line.
+    `axis` is of the context, or `gain` or `degree`; a baseline without one is a level line. Plain
+    products of one degree each are joined.
     """
     metric = comparison.metric
     runs = comparison.runs[comparison.runs["status"] == "finished"]
     rest = [key for key in comparison.context if key != axis]
     name = "family" if axis == "gain" else "label"
     runs = runs.assign(panel=settings(runs, rest), name=runs[name], loss=runs[metric.best])
-    ranked = runs.groupby("name")["loss"].mean().sort_values().index
-    names, room = comparison.runs[name], MAX_LABELS - (comparison.baseline is not None)
-    best = [one for one in dict.fromkeys([*ranked, *names]) if one != comparison.baseline][:room]
+    best = axis_names(comparison, axis)[:MAX_LABELS]
+    names = comparison.runs[name]
     palette = colours(names[names.isin(best)], comparison.baseline)
     labels = list(palette)
     shown = shown_settings(runs["panel"])
@@ -179,8 +209,9 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
     values = np.sort(runs[axis].dropna().unique().astype(float))
     for ax, setting in zip(axes, shown, strict=True):
         here = runs[runs["panel"] == setting]
-        if axis == "degree" and here.groupby("degree")["label"].nunique().max() == 1:
-            means = here.groupby("degree")["loss"].mean()
+        plain = here[product_forms(here) == PLAIN] if axis == "degree" else here[:0]
+        if plain.groupby("degree")["label"].nunique().max() == 1:
+            means = plain.groupby("degree")["loss"].mean()
             ax.plot(means.index, means, color=BASELINE, linewidth=1.0, alpha=0.6)
         for label in labels:
             mine = here[here["name"] == label]
@@ -225,7 +256,7 @@ def _curves_by_step(
     return figure
 
 
-def _curve(ax: Axes, runs: pd.DataFrame, x: str, colour: str) -> None:
+def _curve(ax: Axes, runs: pd.DataFrame, x: str, colour: str, *, has_band: bool = True) -> None:
     """A line for each run, their range and their mean; runs share the steps they evaluate at."""
     if runs.empty:
         return
@@ -235,7 +266,8 @@ def _curve(ax: Axes, runs: pd.DataFrame, x: str, colour: str) -> None:
     if loss.shape[1] > 1:
         ax.plot(cost.to_numpy(), loss.to_numpy(), color=colour, linewidth=0.6, alpha=0.45)
         low, high = loss.min(axis=1), loss.max(axis=1)
-        ax.fill_between(mean_cost, low, high, color=colour, alpha=0.14, linewidth=0)
+        if has_band:
+            ax.fill_between(mean_cost, low, high, color=colour, alpha=0.14, linewidth=0)
     ax.plot(mean_cost, loss.mean(axis=1), color=colour)
 
 
@@ -261,6 +293,16 @@ def short_setting(setting: str, width: int = 44) -> str:
     """A setting with three digits a number, broken into lines."""
     rounded = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.3g}", setting)
     return textwrap.fill(rounded, width)
+
+
+def wrapped(label: str, width: int = 13) -> str:
+    """A label broken into lines after underscores and spaces, where one of its parts ends."""
+    lines = [""]
+    for part in re.split(r"(?<=[_ ])", label):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _spread(count: int, limit: int) -> list[int]:

@@ -7,6 +7,7 @@ import pandas as pd
 from triplu_ray.compare import (
     GROUP,
     NATS,
+    TRAIN_LOSS,
     Comparison,
     Metric,
     gap_statistics,
@@ -15,9 +16,10 @@ from triplu_ray.compare import (
     value_text,
     variant_summary,
 )
-from triplu_ray.report.axes import at_best, axis_means
-from triplu_ray.report.costs import COST_WORDS, equal_cost_statistics
-from triplu_ray.report.model import Column, Table, axis_words
+from triplu_ray.report.axes import PLAIN, at_best, axis_means, product_forms
+from triplu_ray.report.costs import COST_WORDS, EQUAL, NEAR
+from triplu_ray.report.model import Column, Table, axis_words, by_itself
+from triplu_ray.significance import BCA_SEEDS, EXACT_SEEDS
 
 MAX_COLUMN_SEEDS = 10
 """Gaps of more seeds than that are in report.json only."""
@@ -28,6 +30,7 @@ MAX_COLUMN_LABELS = 5
 def summary_table(comparison: Comparison) -> Table:
     """Every variant, as in the paper's tables 2 and 3."""
     frame, metric = variant_summary(comparison), comparison.metric
+    frame["rate"] = frame["learning_rate"].map(value_text)
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
@@ -35,9 +38,13 @@ def summary_table(comparison: Comparison) -> Table:
         Column("SD", ("sd",), ".4f"),
         *_perplexity_column(metric),
         Column(f"final {metric.words}", (metric.final,), ".4f"),
+        *_train_loss_column(frame, metric),
         Column("finished", ("finished",), "d"),
         Column("diverged", ("diverged",), "d"),
         Column("missing", ("missing",), "d"),
+        *([Column("learning rate", ("rate",))] if frame["rate"].nunique() > 1 else []),
+        Column("width", ("hidden",), ",.0f"),
+        *([Column("gain", ("gain",), "g")] if frame["gain"].notna().any() else []),
         Column("parameters", ("params",), ",.0f"),
         Column("mismatch", ("mismatch",), "+.2%"),
         Column("FFN FLOPs", ("ffn_flops_per_token",), ",.0f"),
@@ -49,7 +56,8 @@ def summary_table(comparison: Comparison) -> Table:
     perplexity = "perplexity exp(mean best loss), " if _perplexity_column(metric) else ""
     note = (
         f"Means over finished seeds; best {metric.words} is the lowest validation {metric.words} "
-        f"of a run, SD the sample standard deviation over seeds, {perplexity}mismatch the "
+        f"of a run, SD the sample standard deviation over seeds, {perplexity}train loss the mean "
+        "since the last evaluation but one, width that of the feed-forward layer, mismatch the "
         "distance to the baseline's parameters, FFN FLOPs forward, a token and layer."
     )
     return Table("variants", "Variants", frame, columns, note)
@@ -58,6 +66,14 @@ def summary_table(comparison: Comparison) -> Table:
 def _perplexity_column(metric: Metric) -> list[Column]:
     """Perplexity is that of a token, which says nothing between tokenizers."""
     return [Column("perplexity", ("perplexity",), ".3f")] if metric == NATS else []
+
+
+def _train_loss_column(frame: pd.DataFrame, metric: Metric) -> list[Column]:
+    """Of the training text nobody counts bytes."""
+    if TRAIN_LOSS not in frame or frame[TRAIN_LOSS].isna().all():
+        return []
+    unit = "" if metric == NATS else ", nats a token"
+    return [Column(f"final train loss{unit}", (TRAIN_LOSS,), ".4f")]
 
 
 def gap_tables(comparison: Comparison, pairs: pd.DataFrame) -> list[Table]:
@@ -90,7 +106,11 @@ def _statistics_table(name: str, title: str, statistics: pd.DataFrame) -> Table:
         Column("variant", ("label",)),
         Column("mean gap", ("mean_gap",), "+.4f"),
         Column("95 % interval (t)", ("t_low", "t_high"), "+.4f"),
-        Column("95 % interval (BCa)", ("bca_low", "bca_high"), "+.4f"),
+        *(
+            [Column("95 % interval (BCa)", ("bca_low", "bca_high"), "+.4f")]
+            if statistics["bca_low"].notna().any()
+            else []
+        ),
         Column("p", ("p_value",), ".3g"),
         Column("smallest p", ("smallest_p",), ".3g"),
         Column("p (Holm)", ("p_holm",), ".3g"),
@@ -98,10 +118,12 @@ def _statistics_table(name: str, title: str, statistics: pd.DataFrame) -> Table:
         Column("seed correlation", ("correlation",), "+.2f"),
     ]
     note = (
-        "Paired t interval first, BCa bootstrap beside it. p is the two-sided sign-flip test of "
-        "the mean gap, exact up to 16 seeds, and smallest p the least that so many seeds can give; "
-        "Holm corrects over the variants of a setting. Seed correlation is that of baseline and "
-        "variant."
+        f"Paired t interval; from {BCA_SEEDS} seeds on the BCa bootstrap stands beside it, which "
+        "with fewer holds the true mean far too rarely."
+        f"{by_itself(statistics['t_low'].count())} p is the two-sided sign-flip test of the mean "
+        f"gap, exact up to {EXACT_SEEDS} seeds, and smallest p the least that so many seeds can "
+        "give; Holm corrects over the variants of a setting. Seed correlation is that of baseline "
+        "and variant."
     )
     return Table(name, title, statistics, columns, note)
 
@@ -163,7 +185,7 @@ def best_value_table(comparison: Comparison, axis: str) -> Table:
     ]
     note = (
         "The gap is between the baseline at its best value and the variant at its own; both are "
-        "picked on the seeds that are shown."
+        f"picked on the seeds that are shown.{by_itself(frame['t_low'].count())}"
     )
     return Table(f"best_{axis}", f"Each variant at its best {words}", frame, columns, note)
 
@@ -188,17 +210,26 @@ def gain_table(comparison: Comparison) -> Table:
 def degree_table(comparison: Comparison) -> Table:
     """The products by degree, as in the paper's table 13."""
     frame, metric = variant_summary(comparison), comparison.metric
-    frame = frame[frame["degree"].notna()].sort_values(["setting", "degree"], kind="stable")
+    forms = comparison.runs.assign(form=product_forms(comparison.runs)).groupby(GROUP)["form"]
+    frame = frame[frame["degree"].notna()].join(forms.first(), on=GROUP)
+    frame["is_other"] = frame["form"] != PLAIN
+    frame = frame.sort_values(["setting", "is_other", "degree"], kind="stable")
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
         Column("degree", ("degree",), ".0f"),
+        Column("form", ("form",)),
         Column("parameters", ("params",), ",.0f"),
         Column(f"best {metric.words}", (metric.best,), ".4f"),
         Column(f"final {metric.words}", (metric.final,), ".4f"),
+        *_train_loss_column(frame, metric),
         *_perplexity_column(metric),
     ]
-    return Table("by_degree", "Products by degree", frame, columns)
+    note = "" if (frame["form"] == PLAIN).all() else (
+        f"Only the {PLAIN} products differ in nothing but their degree: compare others with those "
+        "of their form."
+    )  # fmt: skip
+    return Table("by_degree", "Products by degree", frame, columns, note)
 
 
 def target_table(frame: pd.DataFrame, metric: Metric) -> Table:
@@ -223,16 +254,15 @@ def target_table(frame: pd.DataFrame, metric: Metric) -> Table:
     return Table("cost_to_target", f"Cost to a target {metric.words}", frame, columns, note)
 
 
-def equal_cost_tables(gaps: pd.DataFrame, metric: Metric) -> list[Table]:
+def equal_cost_tables(gaps: pd.DataFrame, statistics: pd.DataFrame, metric: Metric) -> list[Table]:
     """What the gaps within equal budgets (`equal_cost_gaps`) amount to, and each seed's."""
-    statistics = equal_cost_statistics(gaps)
-    statistics["equal"] = statistics["cost"].map(COST_WORDS)
+    statistics = statistics.assign(equal=statistics["cost"].map(COST_WORDS))
     names = [
         *setting_column(statistics),
         Column("variant", ("label",)),
         Column("at equal", ("equal",)),
         Column("mean gap", ("mean_gap",), "+.4f"),
-        Column("wins", ("wins", "n"), "d", "/"),
+        Column("wins", ("wins", "n"), ".0f", "/"),
     ]
     columns = [
         *names,
@@ -243,17 +273,21 @@ def equal_cost_tables(gaps: pd.DataFrame, metric: Metric) -> list[Table]:
         Column("verdict", ("verdict",)),
         Column("cost ratio", ("ratio_low", "ratio_high"), ".3f"),
     ]
+    percent = f"{100 * (EQUAL - 1):.0f}"
     note = (
         "Each pair may spend what the cheaper of its two runs spent; the dearer one has the lowest "
         f"{metric.words} within that budget, at its end interpolated between two evaluations. "
-        "Ahead or behind "
-        "means that the 95 % paired t interval lies above or below zero, undecided that it holds "
-        "zero; one seed cannot tell. p as for the gaps above. Cost ratio is what the variant's "
-        "whole run took over what the baseline's did, least to most over the seeds. Equal seconds "
-        "are only as good as the seconds: wall time on the hardware below, shared with whatever "
-        "else ran there. A sweep trains the runs of a pair side by side or one after the other, "
-        "which does not quite even out the load: where the ratio of seconds scatters over seeds, "
-        "that is load and not the variant."
+        "Ahead or behind means that the 95 % paired t interval lies above or below zero, undecided "
+        f"that it holds zero; one seed cannot tell.{by_itself(statistics['t_low'].count())} At "
+        "equal seconds a variant is ahead only if it is so at equal tokens too, or takes over "
+        f"{percent} % fewer FLOPs: else what it gains is load. A dash: where the learning rate "
+        f"decays and the costs of a pair differ by over {percent} %, the dearer run is cut off "
+        "before it has cooled down, and a verdict needs a run whose schedule ends at that budget; "
+        f"and seconds do not compare where over {NEAR:.0f} durations lie between the two runs of a "
+        "pair, or code, versions or hardware differ. p as for the gaps above. "
+        "Cost ratio is what the variant's whole run took over what the baseline's did, least to "
+        "most over the seeds. Seconds are wall time, shared with whatever else ran: where their "
+        "ratio scatters over seeds, that is load and not the variant."
     )
     frame, seeds = beside_seeds(statistics, gaps, [*GROUP, "cost"])
     return [
