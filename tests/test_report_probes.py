@@ -17,7 +17,11 @@ PREFIX = {"kind": "polyglu", "pooling": "prefix", "decay_preferences": False}
 
 
 def report(
-    store: Store, values: Mapping[str, Any], name: str, baseline: str | None = "swiglu"
+    store: Store,
+    values: Mapping[str, Any],
+    name: str,
+    baseline: str | None = "swiglu",
+    counts: Mapping[str, int] | None = None,
 ) -> Report:
     """A space of two seeds whose probe of a name has these values by variant: one set a seed."""
     planned = [planned_run(variant, seed) for variant in values for seed in (1, 2)]
@@ -27,7 +31,7 @@ def report(
         planned,
         lambda _: 1.1,
         baseline,
-        probes=lambda run: probe(run, name, values[run["variant"]][run["seed"] - 1]),
+        probes=lambda run: probe(run, name, values[run["variant"]][run["seed"] - 1], counts=counts),
     )
     return build_report(store, "probed")
 
@@ -59,11 +63,18 @@ def test_minimal_pairs_are_percent_with_the_categories_beside_them(store: Store)
         "triplu": [{"all": 0.70, "number": 0.70, "word_order": 0.70},
                    {"all": 0.76, "number": 0.80, "word_order": 0.72}],
     }  # fmt: skip
-    made = report(store, values, "minimal_pairs")
+    made = report(store, values, "minimal_pairs", counts={"number": 25, "word_order": 75})
     text = to_markdown(made)
-    # SDs by hand: 6 / sqrt(2) and 2 / sqrt(2).
-    assert "| variant | accuracy % | SD | runs | pairs | number | word order |" in text
-    assert "| triplu | 73.0 | 4.2 | 2 | 100 | 75.0 | 71.0 |\n| swiglu | 71.0 | 1.4 |" in text
+    assert (
+        "| variant | accuracy % (100) | SD | gap to swiglu | 95 % interval (t) | wins | runs | "
+        "number (25) | word order (75) |"
+    ) in text
+    # SDs by hand: 6 / sqrt(2) and 2 / sqrt(2); gaps 0 and 4, half an interval 12.7062 x 2.
+    dashes = " | ".join("\N{EN DASH}" * 3)
+    assert (
+        "| triplu | 73.0 | 4.2 | +2.0 | -23.4 to +27.4 | 1/2 | 2 | 75.0 | 71.0 |\n"
+        f"| swiglu | 71.0 | 1.4 | {dashes} | 2 | 62.0 | 80.0 |"
+    ) in text
     raw = {(row["label"], row["group"]): row["mean"] for row in rows(made, "minimal_pairs")}
     assert raw["swiglu", "number"] == pytest.approx(0.62)
     assert len(raw) == 6
@@ -91,8 +102,23 @@ def test_arithmetic_is_exact_match(store: Store) -> None:
     }
     made = report(store, values, "arithmetic")
     text = to_markdown(made)
-    assert "| triplu | 0.210 | 0.000 | 0.080 | 2 | 100 |" in text
-    assert "| swiglu | 0.195 | 0.007 | 0.065 | 2 | 100 |" in text
+    # Gaps 0.01 and 0.02, then 0.02 and 0.01: half an interval 12.7062 x 0.005.
+    gap = "+0.015 | -0.049 to +0.079 | 2/2"
+    assert f"| triplu | 0.210 | 0.000 | {gap} | 0.080 | {gap} | 2 |" in text
+    assert "| exact match (100) | SD | gap to swiglu | 95 % interval (t) | wins | mult" in text
+    assert "Each interval stands by itself, not corrected for the 2 comparisons." in text
+
+
+def test_a_baseline_without_mistakes_or_right_answers_can_be_compared_with(store: Store) -> None:
+    values = {"swiglu": [{"all": 1.0, "multiplication": 0.0}] * 2,
+              "triplu": [{"all": 0.5, "multiplication": 0.5}] * 2}  # fmt: skip
+    text = to_markdown(report(store, values, "arithmetic"))
+    assert "| -0.500 | -0.500 to -0.500 | 0/2 | 0.500 | +0.500 | +0.500 to +0.500 | 2/2 |" in text
+
+
+def test_without_a_baseline_accuracies_stand_alone(store: Store) -> None:
+    made = report(store, {"triplu": [{"all": 0.7}, {"all": 0.8}]}, "minimal_pairs", baseline=None)
+    assert "| variant | accuracy % (100) | SD | runs |" in to_markdown(made)
 
 
 # Adjacent tokens

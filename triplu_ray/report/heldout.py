@@ -3,7 +3,7 @@
 import pandas as pd
 
 from triplu_ray.compare import GROUP, Comparison, best_first, gap_statistics, paired_gaps
-from triplu_ray.report.model import Column, Section, Table
+from triplu_ray.report.model import Column, Section, Table, by_itself
 from triplu_ray.report.tables import beside_seeds, setting_column
 
 
@@ -59,7 +59,7 @@ def heldout_section(comparison: Comparison, summary: pd.DataFrame) -> list[Secti
     if comparison.baseline is not None:
         note += (
             f"Gap is {comparison.baseline} minus variant at the same seed; positive favours the "
-            "variant."
+            f"variant.{by_itself(summary['t_low'].count())}"
         )
     table = Table("heldout", "Heldout", frame, columns, note.strip())
     return [Section("Heldout", tables=[table])]

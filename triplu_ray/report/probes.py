@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from triplu_ray.compare import GROUP, Comparison, best_first, gap_statistics, paired_gaps
 from triplu_ray.report import branches, figures
-from triplu_ray.report.model import Column, Figure, Section, Table
+from triplu_ray.report.model import Column, Figure, Section, Table, by_itself
 from triplu_ray.report.style import BASELINE, colours, panels
 from triplu_ray.report.tables import setting_column
 
@@ -45,6 +45,24 @@ def probe_means(comparison: Comparison, probes: pd.DataFrame, probe: str) -> pd.
         )
         .reset_index()
     )
+
+
+def accuracy_gaps(
+    comparison: Comparison, probes: pd.DataFrame, probe: str, group: str = "all"
+) -> pd.DataFrame:
+    """How far a share of right answers lies above the baseline's, one row a setting and label.
+
+    Columns: gap, variant minus baseline at the same seed, its 95 % paired t interval gap_low and
+    gap_high, and gap_wins of gap_n pairs. Empty without a baseline.
+    """
+    mine = probes[(probes["probe"] == probe) & (probes["group"] == group)]
+    right = comparison.runs["run_id"].map(mine.set_index("run_id")["value"])
+    # Of what is wrong less is better, as of a loss.
+    wrong = replace(comparison, runs=comparison.runs.assign(wrong=1.0 - right)).measured_by("wrong")
+    table = gap_statistics(paired_gaps(wrong), wrong.metric)
+    names = {"mean_gap": "gap", "t_low": "gap_low", "t_high": "gap_high"}
+    names |= {"wins": "gap_wins", "n": "gap_n"}
+    return table.rename(columns=names)[[*GROUP, *names.values()]]
 
 
 def slice_gaps(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
@@ -106,8 +124,8 @@ def probes_section(
 ) -> list[Section]:
     """The section about everything that was probed, if anything was; `gaps` are `slice_gaps`."""
     tables = [
-        *_minimal_pairs_table(probe_means(comparison, probes, "minimal_pairs")),
-        *_arithmetic_table(probe_means(comparison, probes, "arithmetic")),
+        *_minimal_pairs_table(comparison, probes),
+        *_arithmetic_table(comparison, probes),
         *_slice_table(comparison, gaps),
         *branches.branch_tables(comparison, probes),
     ]
@@ -124,49 +142,87 @@ def probes_section(
     return [Section("Probes", tables=tables, figures=drawn)] if tables else []
 
 
-def _minimal_pairs_table(means: pd.DataFrame) -> list[Table]:
-    """As in TriPLU's table 2, with the categories beside it."""
+def _minimal_pairs_table(comparison: Comparison, probes: pd.DataFrame) -> list[Table]:
+    """As in TriPLU's table 2, with the gap to the baseline and the categories beside it."""
+    means = probe_means(comparison, probes, "minimal_pairs")
     whole = means[means["group"] == "all"]
     if whole.empty:
         return []
     parts = [group for group in means["group"].unique() if group != "all"]
-    accuracies = _by_group(means).mul(100).reset_index()
-    frame = whole.assign(sd=100 * whole["sd"]).merge(accuracies, on=GROUP)
+    gaps = accuracy_gaps(comparison, probes, "minimal_pairs")
+    frame = whole.merge(_by_group(means).reset_index(), on=GROUP).merge(gaps, how="left", on=GROUP)
+    percent = ["all", "sd", *parts, "gap", "gap_low", "gap_high"]
+    frame[percent] *= 100
     frame = best_first(frame, -frame["all"])
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
-        Column("accuracy %", ("all",), ".1f"),
+        Column(_counted("accuracy %", means, "all"), ("all",), ".1f"),
         Column("SD", ("sd",), ".1f"),
+        *_gap_columns(comparison, "+.1f"),
         Column("runs", ("seeds",), "d"),
-        Column("pairs", ("count",), ".0f"),
-        *(Column(part.replace("_", " "), (part,), ".1f") for part in parts),
+        *(Column(_counted(part.replace("_", " "), means, part), (part,), ".1f") for part in parts),
     ]
     note = (
         "How often the right sentence of a pair is the likelier one, by chance 50 %: means over "
-        "finished seeds, of all pairs and by category."
+        "finished seeds, of all pairs and by category, in brackets how many pairs."
+        f"{_gap_note(comparison, frame, 'percentage points')}"
     )
     return [Table("minimal_pairs", "Minimal pairs", frame, columns, note, raw=means)]
 
 
-def _arithmetic_table(means: pd.DataFrame) -> list[Table]:
-    """As in TriPLU's table 12."""
+def _arithmetic_table(comparison: Comparison, probes: pd.DataFrame) -> list[Table]:
+    """As in TriPLU's table 12, with the gaps to the baseline."""
+    means = probe_means(comparison, probes, "arithmetic")
     whole = means[means["group"] == "all"]
     if whole.empty:
         return []
-    frame = whole.merge(_by_group(means).reset_index(), on=GROUP)
+    gaps = accuracy_gaps(comparison, probes, "arithmetic")
+    products = accuracy_gaps(comparison, probes, "arithmetic", "multiplication")
+    gaps = gaps.merge(products, on=GROUP, suffixes=("", "_product"))
+    frame = whole.merge(_by_group(means).reset_index(), on=GROUP).merge(gaps, how="left", on=GROUP)
     frame = best_first(frame, -frame["all"])
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),
-        Column("exact match", ("all",), ".3f"),
+        Column(_counted("exact match", means, "all"), ("all",), ".3f"),
         Column("SD", ("sd",), ".3f"),
-        Column("multiplication", ("multiplication",), ".3f"),
+        *_gap_columns(comparison, "+.3f"),
+        Column(_counted("multiplication", means, "multiplication"), ("multiplication",), ".3f"),
+        *_gap_columns(comparison, "+.3f", "_product"),
         Column("runs", ("seeds",), "d"),
-        Column("prompts", ("count",), ".0f"),
     ]
-    note = "Share of greedy answers that are right to their end: means over finished seeds."
+    note = (
+        "Share of greedy answers that are right to their end: means over finished seeds, in "
+        f"brackets how many prompts.{_gap_note(comparison, frame, 'that share', 2)}"
+    )
     return [Table("arithmetic", "Arithmetic", frame, columns, note, raw=means)]
+
+
+def _counted(words: str, means: pd.DataFrame, group: str) -> str:
+    """A heading with the number of items behind a run's value of a group."""
+    counts = means.loc[means["group"] == group, "count"].dropna()
+    return f"{words} ({counts.iloc[0]:.0f})" if counts.nunique() == 1 else words
+
+
+def _gap_columns(comparison: Comparison, spec: str, suffix: str = "") -> list[Column]:
+    """Those of `accuracy_gaps`, where there is a baseline."""
+    if comparison.baseline is None:
+        return []
+    return [
+        Column(f"gap to {comparison.baseline}", (f"gap{suffix}",), spec),
+        Column("95 % interval (t)", (f"gap_low{suffix}", f"gap_high{suffix}"), spec),
+        Column("wins", (f"gap_wins{suffix}", f"gap_n{suffix}"), ".0f", "/"),
+    ]
+
+
+def _gap_note(comparison: Comparison, frame: pd.DataFrame, unit: str, kinds: int = 1) -> str:
+    if comparison.baseline is None:
+        return ""
+    return (
+        f" Gap is variant minus {comparison.baseline} at the same seed, in {unit}; positive "
+        f"favours the variant.{by_itself(kinds * frame['gap_low'].count())}"
+    )
 
 
 def _slice_table(comparison: Comparison, gaps: pd.DataFrame) -> list[Table]:
@@ -189,6 +245,7 @@ def _slice_table(comparison: Comparison, gaps: pd.DataFrame) -> list[Table]:
         "quartiles of their pointwise mutual information, lowest first, and pairs unseen there. "
         f"Gap is {comparison.baseline} minus variant at the same seed; tokens are those of the "
         "heldout text, or of the validation text where there is none."
+        f"{by_itself(frame['t_low'].count())}"
     )
     return [Table("pmi_gaps", "Loss by adjacent tokens", frame, columns, note)]
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from triplu_ray.compare import value_text
 from triplu_ray.report.figures import share_ylabel, short_setting
-from triplu_ray.report.model import Column, Figure, Section, Table, axis_words
+from triplu_ray.report.model import Column, Figure, Section, Table, axis_words, by_itself
 from triplu_ray.report.search import Found, FoundStudy, confirmations
 from triplu_ray.report.style import BASELINE, INK, colours, panels
 
@@ -167,6 +167,7 @@ def _confirmation_table(found: Found, fresh: pd.DataFrame) -> Table:
         f"Runs on seeds that nothing was searched on: {seeds}. The gap is the other's best "
         f"validation {metric.words} minus the best's at the same seed; ahead or behind means that "
         "its 95 % paired t interval lies above or below zero, undecided that it holds zero."
+        f"{by_itself(fresh['t_low'].count())}"
     )
     return Table("confirmation", "The best on fresh seeds", fresh, columns, note)
 
