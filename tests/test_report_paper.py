@@ -1,5 +1,6 @@
 """The published tables of the subword protocol, the probes and the untied squared ReLU."""
 
+import math
 import re
 from collections.abc import Mapping
 from statistics import mean
@@ -90,7 +91,9 @@ def test_published_numbers_agree_with_each_other() -> None:
 def test_small_siblings_have_the_same_numbers_and_say_so(space: str) -> None:
     whole, small = PAPER[space], PAPER[f"{space}_small"]
     assert [entry["rows"] for entry in small] == [entry["rows"] for entry in whole]
-    assert all(re.search("Not the (paper|post)'s setting: ", entry["note"]) for entry in small)
+    assert all(
+        re.search("Not the (PolyGLU )?(paper|post)'s setting: ", entry["note"]) for entry in small
+    )
     assert all(entry["when"] for entry in whole)
 
 
@@ -246,3 +249,22 @@ def test_the_untied_form_at_the_baselines_width_stands_beside_the_post(store: St
     assert table["squared_relu", "1", "ours"]["relative_time"] == 1.0
     (printed,) = (table for table in made.tables() if table.name == "paper_table")
     assert printed.title == "Table of the post: squared ReLU and its untied form"
+
+
+def test_routing_stands_beside_the_polyglu_papers(store: Store) -> None:
+    polyglu = {"kind": "polyglu", "pooling": "prefix", "decay_preferences": False}
+    planned = [planned_run("polyglu", 1, ffn=polyglu), planned_run("swiglu", 1)]
+    shares = {"relu": 0.0, "silu": 0.0}
+    first = {"entropy": 0.1 * math.log(4), **shares, "gelu": 0.9, "tanh": 0.1, "static": 0.5}
+    last = {"entropy": 0.3 * math.log(4), **shares, "gelu": 0.2, "tanh": 0.8, "static": 0.5}
+    groups = {f"layer {n} {key}": value for n, layer in enumerate((first, last))
+              for key, value in layer.items()}  # fmt: skip
+    write_space(store, "polyglu_small", planned, lambda _: 1.1, probes=lambda run: (
+        probe(run, "routing", groups) if run["variant"] == "polyglu" else []
+    ))  # fmt: skip
+    made = build_report(store, "polyglu_small")
+    ours = cells(made, "analysis")["polyglu", "ours"]
+    assert ours["routing_entropy"] == pytest.approx(0.2)
+    assert (ours["gelu_first"], ours["tanh_last"]) == pytest.approx((0.9, 0.8))
+    (printed,) = (table for table in made.tables() if table.name == "paper_analysis")
+    assert ["polyglu", "PolyGLU paper", "0.03%", "35 to 40 %", "50 to 65 %"] in printed.rows()

@@ -41,6 +41,21 @@ def routing_by_layer(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFra
     return table.reset_index()
 
 
+def routing_summary(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
+    """What PolyGLU's source says of its routing, of ours: one row a setting and label.
+
+    Columns: routing_entropy, the mean over layers over the ln 4 it can be at most; gelu_first and
+    tanh_last, the shares of GELU in the first layer and of tanh in the last one.
+    """
+    layers = routing_by_layer(comparison, probes).groupby(GROUP, sort=False)
+    summary = layers.agg(
+        routing_entropy=("relative_entropy", "mean"),
+        gelu_first=("gelu", "first"),
+        tanh_last=("tanh", "last"),
+    )
+    return summary.reset_index()
+
+
 def frozen_losses(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame:
     """What held choices cost, one row a setting and label: means over the seeds of finished runs.
 

@@ -10,7 +10,7 @@ from triplu_ray.compare import Comparison, paired_gaps, tidy
 from triplu_ray.errors import UserError, did_you_mean
 from triplu_ray.report import figures, tables
 from triplu_ray.report.axes import free_axes, selection_axes
-from triplu_ray.report.branches import mean_similarity
+from triplu_ray.report.branches import mean_similarity, routing_summary
 from triplu_ray.report.caveats import equal_cost_lines, warning_lines
 from triplu_ray.report.costs import (
     cost_to_target,
@@ -113,6 +113,7 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     quantities = [
         heldout,
         step_times(comparison),
+        routing_summary(comparison, probes),
         untied_costs(comparison, similarity),
         *probe_quantities(comparison, probes, slices),
     ]
