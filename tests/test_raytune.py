@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from cohorts import needs_bf16, needs_compiler, write_space
+from faults import injected, slow_while_there
 from sweeps import (
     LONG,
     TIMEOUT,
@@ -274,16 +275,15 @@ def test_a_killed_worker_is_retried(undisturbed: tuple[Path, Path], tmp_path: Pa
 
 def test_ctrl_c_keeps_what_was_reached(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     space, reference = undisturbed
-    store = tmp_path / "store"
-    process = start(space, store, "checkpoint_seconds=1000")
+    store, slow = tmp_path / "store", tmp_path / "slow"
+    slowed = injected(tmp_path / "faults", train=slow_while_there(slow))
+    process = start(space, store, "checkpoint_seconds=1000", **slowed)
 
     def a_cohort_is_on_its_way() -> bool:
-        """Workers are warm, and one of them took up its present cohort half a second ago."""
-        if not list(store.glob("runs/*.parquet")):
-            return False
+        """A claim is some seconds old: of the 100 s that its steps take at this pace."""
         for claim in store.glob("running/*.json"):
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - claim.stat().st_mtime > 0.5:
+                if time.time() - claim.stat().st_mtime > 5:
                     return True
         return False
 
