@@ -122,6 +122,25 @@ def test_a_run_whose_batch_is_too_large_goes_on_with_it_in_parts(
     assert found["loss"].to_numpy() == pytest.approx(expected["loss"].to_numpy(), abs=1e-4)
 
 
+def test_a_batch_in_parts_goes_on_where_the_whole_one_was(
+    store: Store, four: Cohort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the cohort was that it was once a member of."""
+    steps: list[int] = []
+
+    def is_full(trainer: CohortTrainer) -> bool:
+        if trainer.micro_batches == 2:
+            steps.append(trainer.step)
+        alone = len(trainer.members) == 1
+        return trainer.micro_batches == 1 and trainer.step == (13 if alone else 5)
+
+    out_of_memory(monkeypatch, is_full)
+    result, _ = finish(worker(store, four, checkpoint_seconds=1e-9))
+    assert result["failed"] == []
+    assert steps[0] == 13
+    assert left(store) == []
+
+
 def test_memory_that_is_full_at_the_very_end_costs_no_training(
     store: Store, four: Cohort, expected: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

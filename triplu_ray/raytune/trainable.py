@@ -1,6 +1,7 @@
 """A worker: trains cohorts, stores their runs."""
 
 import gc
+import itertools
 import json
 import socket
 import time
@@ -167,8 +168,9 @@ class CohortTrainable(tune.Trainable):
                 # Only here, where no exception holds the cohort's tensors any more.
                 gc.collect()
                 torch.cuda.empty_cache()
-                smaller = self._halved(whole) if len(whole.runs) > 1 else [(whole, checkpoint)]
-                parts = [*smaller, *parts]
+                halves = self._halved(whole) if len(whole.runs) > 1 else [whole]
+                smaller = (parts_to_resume(self._store, half) for half in halves)
+                parts = [*itertools.chain.from_iterable(smaller), *parts]
 
     def _split_batch(self, run: Cohort) -> bool:
         """Let what follows work on a batch in more parts, if it can be cut further."""
@@ -182,15 +184,15 @@ class CohortTrainable(tune.Trainable):
             )
         return bool(more)
 
-    def _halved(self, whole: Cohort) -> list[tuple[Cohort, str]]:
-        """Two cohorts of half the members, as `parts_to_resume`."""
+    def _halved(self, whole: Cohort) -> list[Cohort]:
+        """Two cohorts of half the members."""
         middle = len(whole.runs) // 2
         halves = [replace(whole, runs=runs) for runs in (whole.runs[:middle], whole.runs[middle:])]
         self._notes.append(
             f"{whole.description}: out of GPU memory with {len(whole.runs)} members; going on with "
             f"{len(halves[0].runs)} and {len(halves[1].runs)}, one after the other"
         )
-        return [part for half in halves for part in parts_to_resume(self._store, half)]
+        return halves
 
     def _train(self, cohort: Cohort, checkpoint: str) -> Iterator[dict[str, Any]]:
         self._cohort = cohort
