@@ -19,6 +19,14 @@ def test_windows_are_the_tokens_from_each_offset_on() -> None:
     assert read.dtype == torch.int64
 
 
+def test_tokens_are_read_where_they_lie() -> None:
+    """In a file, or where the workers of a machine share them: neither may be written to."""
+    tokens = np.arange(12, dtype=np.uint16)
+    tokens.flags.writeable = False
+    assert packed(tokens).data_ptr() == tokens.ctypes.data
+    assert windows(packed(tokens), torch.tensor([10]), 1).tolist() == [[10, 11]]
+
+
 def test_training_windows_reach_both_ends_of_the_text() -> None:
     tokens = packed(np.arange(12, dtype=np.uint16))
     seen = set()

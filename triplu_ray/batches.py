@@ -6,6 +6,8 @@ order, and a resumed run goes on exactly.
 B batch, T time
 """
 
+import warnings
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,8 +34,14 @@ def validation_offsets(
 
 
 def packed(tokens: NDArray[np.uint16]) -> Tensor:
-    """Tokens in two bytes each, for `windows`: as int16, since torch gathers no uint16."""
-    return torch.from_numpy(np.array(tokens).view(np.int16))
+    """Tokens in two bytes each, for `windows`: as int16, since torch gathers no uint16.
+
+    They are read where they lie, in a file or in memory that the workers of a machine share, and
+    never to be written to.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(tokens.view(np.int16))
 
 
 def windows(tokens: Tensor, offsets: Tensor, context_length: int) -> Tensor:

@@ -29,8 +29,9 @@ def find_shards(pattern: str) -> list[Path]:
 def read_shards(split: str, pattern: str, num_bytes: int | None) -> Tokens:
     """The tokens of all shards in order, or a prefix of so many bytes, two a token.
 
-    A single shard stays on disk, as a memory map. Raises UserError for a shard that is none, is
-    damaged or cut off, and for tokens that GPT-2 does not have.
+    A single shard stays on disk, as a memory map; several are joined in memory, once. Raises
+    UserError for a shard that is none, is damaged or cut off, and for tokens that GPT-2 does not
+    have.
     """
     shards = find_shards(pattern)
     if not shards:
