@@ -150,6 +150,17 @@ def test_a_cluster_without_nodes_is_asked_for_no_guess(cluster: Cluster, tmp_pat
     assert f"{space}: resources.gpu: auto: the cluster has no node yet that could train" in stderr
 
 
+def test_the_first_node_may_join_after_the_sweep(cluster: Cluster, tmp_path: Path) -> None:
+    """As after `ray up`, which does not wait for the machines."""
+    process = start(write_space(tmp_path), tmp_path / "store", RAY_ADDRESS=cluster.address)
+    assert process.stderr is not None
+    told = iter(process.stderr.readline, "")
+    assert any("waits up to 60 s for a node that could train" in line for line in told)
+    add_node(cluster)
+    process.communicate()
+    assert process.returncode == 0
+
+
 def test_a_killed_driver_of_a_cluster_is_continued(
     cluster: Cluster, undisturbed: tuple[Path, Path], tmp_path: Path
 ) -> None:

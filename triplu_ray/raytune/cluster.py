@@ -5,11 +5,13 @@ import logging
 import os
 import socket
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
+from rich.console import Console
 
 from triplu_ray.environment import worker_environment
 from triplu_ray.errors import UserError
@@ -77,15 +79,28 @@ def _check_reachable(address: str) -> None:
             ) from error
 
 
-def granted_there(origin: str, resources: Resources) -> Granted:
-    """What a cohort gets of the cluster; UserError if that cannot be known yet."""
-    there = _resources_there()
-    if resources.gpu == "auto" and not there.get("GPU") and not there.get("CPU"):
-        raise UserError(
-            f"{origin}: resources.gpu: auto: the cluster has no node yet that could train; say how "
-            "many GPUs a cohort shall have, or 0"
-        )
+JOINING_SECONDS = 60.0
+"""How long the first node may take to join: `ray up` is back before the machines have."""
+
+
+def granted_there(origin: str, resources: Resources, console: Console) -> Granted:
+    """What a cohort gets of the cluster; UserError if no node joins that would tell."""
+    there, until = _resources_there(), time.monotonic() + JOINING_SECONDS
+    if resources.gpu == "auto" and not _could_train(there):
+        console.print(f"waits up to {JOINING_SECONDS:.0f} s for a node that could train")
+        while not _could_train(there):
+            if time.monotonic() > until:
+                raise UserError(
+                    f"{origin}: resources.gpu: auto: the cluster has no node yet that could train; "
+                    "say how many GPUs a cohort shall have, or 0"
+                )
+            time.sleep(1)
+            there = _resources_there()
     return resources.granted(gpus=bool(there.get("GPU")))
+
+
+def _could_train(there: Mapping[str, float]) -> bool:
+    return bool(there.get("GPU") or there.get("CPU"))
 
 
 def worker_abilities(plan: Plan, granted: Granted) -> list[Abilities]:

@@ -82,7 +82,7 @@ def sweep(
         record.begin()
         code = provenance.code()
         if granted is None or can is None:
-            granted = granted_there(origin, header.resources)
+            granted = granted_there(origin, header.resources, console)
             check_nodes(store, record.path, code, kinds_of_shares(plan, granted))
             can = worker_abilities(plan, granted)
         machine = machine_of(granted, can[0])
