@@ -23,11 +23,13 @@ quickstart: install
 	$(BIN)/triplu-ray sweep $(SPACE)
 	$(BIN)/triplu-ray report quickstart
 
+# In two processes, which the smallest machine has cores for; slow tests count on having it alone.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 test-all: .venv/installed-for-all-tests
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest -m slow
 
 check: install
 	$(BIN)/ruff check

@@ -90,7 +90,7 @@ def test_opens_with_its_cost_and_sources(name: str) -> None:
     assert plan(name).space.header.description
 
 
-@pytest.mark.parametrize("name", FILE.keys() - UNMATCHED)
+@pytest.mark.parametrize("name", sorted(FILE.keys() - UNMATCHED))
 def test_widths_match_within_a_percent(name: str) -> None:
     params: dict[int, dict[str, int]] = {}
     for run in plan(name).runs:
