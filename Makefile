@@ -25,10 +25,10 @@ quickstart: install
 
 # In two processes, which the smallest machine has cores for; slow tests count on having it alone.
 test: install
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-all: .venv/installed-for-all-tests
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(BIN)/python -m pytest -m slow
 
 check: install

@@ -222,7 +222,7 @@ def test_a_real_bench_of_a_tiny_space(tmp_path: Path, capsys: pytest.CaptureFixt
         if "workers" not in mode:
             assert 0 < measured["products_share"] < 1.5
             assert 50 < measured["peak_memory_mib"] < 1536
-            assert 0 < measured["start_seconds"] < 60
+            assert measured["start_seconds"] > 0
     written = tmp_path / "bench" / "tiny"
     assert json.loads((written / "bench.json").read_text()) == content
     assert "times as fast as the plain loop" in (written / "report.md").read_text()

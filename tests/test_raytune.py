@@ -1,6 +1,5 @@
 """Real sweeps, undisturbed, killed and interrupted."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from faults import injected, slow_while_there
 from sweeps import (
     LONG,
     TIMEOUT,
+    all_train,
     assert_complete_and_equal,
     checkpoints,
     ended,
@@ -238,9 +238,12 @@ def test_a_suggestion_that_is_behind_is_stopped(tmp_path: Path) -> None:
 
 def test_a_killed_driver_is_continued(undisturbed: tuple[Path, Path], tmp_path: Path) -> None:
     space, reference = undisturbed
-    store = tmp_path / "store"
-    process = start(space, store)
-    wait_until(lambda: list(store.glob("runs/*.parquet")) and checkpoints(store), process)
+    store, slow = tmp_path / "store", tmp_path / "slow"
+    process = start(space, store, **injected(tmp_path / "faults", train=slow_while_there(slow)))
+    slow.unlink()
+    wait_until(lambda: list(store.glob("runs/*.parquet")), process)
+    slow.touch()
+    wait_until(lambda: all_train(store, 2), process)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -279,13 +282,12 @@ def test_ctrl_c_keeps_what_was_reached(undisturbed: tuple[Path, Path], tmp_path:
     slowed = injected(tmp_path / "faults", train=slow_while_there(slow))
     process = start(space, store, "checkpoint_seconds=1000", **slowed)
 
+    first_seen: dict[str, float] = {}
+
     def a_cohort_is_on_its_way() -> bool:
         """A claim is some seconds old: of the 100 s that its steps take at this pace."""
-        for claim in store.glob("running/*.json"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - claim.stat().st_mtime > 5:
-                    return True
-        return False
+        now, claimed = time.monotonic(), store.glob("running/*.json")
+        return any(now - first_seen.setdefault(claim.name, now) > 5 for claim in claimed)
 
     wait_until(a_cohort_is_on_its_way, process)
     process.send_signal(signal.SIGINT)

@@ -42,7 +42,7 @@ def running_ray(origin: str, granted: Granted | None) -> Iterator[None]:
             logging_level=logging.CRITICAL,
             **options,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a start that takes too long raises no other class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"RAY_ADDRESS={address}: no Ray cluster answers" if address else "Ray did not start"
         raise UserError(f"{where}: {reason}") from error
