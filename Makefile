@@ -28,7 +28,7 @@ test: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-all: .venv/installed-for-all-tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(MAKE) test
 	$(BIN)/python -m pytest -m slow
 
 check: install

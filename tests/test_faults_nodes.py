@@ -157,8 +157,9 @@ def test_the_first_node_may_join_after_the_sweep(cluster: Cluster, tmp_path: Pat
     told = iter(process.stderr.readline, "")
     assert any("waits up to 60 s for a node that could train" in line for line in told)
     add_node(cluster)
-    process.communicate()
-    assert process.returncode == 0
+    code, summary, stderr = ended(process)
+    assert code == 0, stderr
+    assert summary["trained"] == 4
 
 
 def test_a_killed_driver_of_a_cluster_is_continued(

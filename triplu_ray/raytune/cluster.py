@@ -21,6 +21,9 @@ from triplu_ray.plan import Plan
 from triplu_ray.sizing import Machine
 from triplu_ray.space import Granted, Resources
 
+JOINING_SECONDS = 60.0
+"""How long the first node may take to join: `ray up` is back before the machines have."""
+
 
 @contextlib.contextmanager
 def running_ray(origin: str, granted: Granted | None) -> Iterator[None]:
@@ -77,10 +80,6 @@ def _check_reachable(address: str) -> None:
             raise UserError(
                 f"RAY_ADDRESS={address}: no Ray cluster answers there: {error}"
             ) from error
-
-
-JOINING_SECONDS = 60.0
-"""How long the first node may take to join: `ray up` is back before the machines have."""
 
 
 def granted_there(origin: str, resources: Resources, console: Console) -> Granted:
