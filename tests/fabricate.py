@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from triplu_ray.config import ADDED_KEYS, RunConfig
+from triplu_ray.added_keys import ADDED_KEYS
+from triplu_ray.config import RunConfig
 from triplu_ray.ffn import Gelu
 from triplu_ray.store import SCHEMAS, Store
 

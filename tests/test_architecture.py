@@ -3,6 +3,8 @@
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,12 @@ def test_who_does_not_search_never_waits_for_optuna() -> None:
             if isinstance(node, ast.ImportFrom)
         ]
         assert "triplu_ray.raytune.search" not in at_import, path
+
+
+def test_who_only_reads_results_never_waits_for_torch() -> None:
+    """`status` and `report`; torch takes longer to load than most of their answers."""
+    code = "import sys, triplu_ray.cli, triplu_ray.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("stage", FLOW)

@@ -11,7 +11,7 @@ from commands import Command
 from fabricate import stored_run
 
 import triplu_ray
-from triplu_ray import cli
+from triplu_ray import cli, commands
 from triplu_ray.config import VARIANTS, is_complete
 from triplu_ray.corpus import CorpusSource, load_corpus
 from triplu_ray.store import Store
@@ -296,7 +296,7 @@ def test_ctrl_c_while_planning(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load_corpus", interrupt)
+    monkeypatch.setattr(commands, "load_corpus", interrupt)
     assert command("plan", space) == (130, "", "interrupted\n")
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triplu_ray import compare
+from triplu_ray.added_keys import ADDED_KEYS
 from triplu_ray.compare import Comparison
-from triplu_ray.config import ADDED_KEYS
 
 PAPER_GAPS = (0.0322, 0.0259, 0.0558)
 LOSSES = st.lists(

@@ -1,5 +1,4 @@
 import hashlib
-import json
 from typing import Any
 
 import pytest
@@ -7,8 +6,8 @@ from pydantic import ValidationError
 from variants import KINDS
 
 from triplu_ray import config as config_module
+from triplu_ray.added_keys import ADDED_KEYS
 from triplu_ray.config import (
-    ADDED_KEYS,
     FFN_KEYS,
     SCHEMA_VERSION,
     VARIANTS,
@@ -17,7 +16,6 @@ from triplu_ray.config import (
     ffn_keys_of,
     resolve_ffn,
     short_hash,
-    with_added_keys,
 )
 from triplu_ray.corpus import CorpusSource
 from triplu_ray.errors import UserError
@@ -101,13 +99,6 @@ def test_an_added_key_counts_in_the_run_id_only_where_it_says_something_new() ->
     assert config(**MUON).run_id(SHA) == short_hash({**before, **MUON})
     other = config(**MUON, momentum=0.9)
     assert other.run_id(SHA) == short_hash({**before, **MUON, "momentum": 0.9})
-
-
-def test_an_older_configuration_is_read_with_the_keys_added_since() -> None:
-    now = config().model_dump()
-    older = {key: value for key, value in now.items() if key not in ADDED_KEYS}
-    assert with_added_keys(older) == with_added_keys(json.dumps(older)) == now
-    assert with_added_keys({**older, "momentum": 0.9})["momentum"] == 0.9
 
 
 @pytest.mark.parametrize(

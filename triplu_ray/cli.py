@@ -1,12 +1,10 @@
 """The command line: parse, call, print, exit code. Data on stdout, progress and notes on stderr."""
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +12,16 @@ from rich.console import Console
 from rich.live import Live
 
 from triplu_ray import __version__
-from triplu_ray.corpus import Corpus, CorpusSource, check_length, is_at_hand, load_corpus
 from triplu_ray.errors import UserError
-from triplu_ray.listings import plan_json, print_plan, variant_rows, variant_table
-from triplu_ray.plan import CorpusFacts, Plan, make_plan
-from triplu_ray.resumption import drop_useless
-from triplu_ray.search import Suggestion, suggestions_of
-from triplu_ray.selection import chosen_lines
-from triplu_ray.sizing import machine_here
-from triplu_ray.space import Header, Space, load_space
+from triplu_ray.output import EXIT_DONE, EXIT_INTERRUPTED, EXIT_MISTAKE, print_json, stdout
 from triplu_ray.status import read_status, status_view
 from triplu_ray.store import Store
-from triplu_ray.upkeep import clear_litter, merge_many, set_aside_damaged
 
 OVERRIDES: dict[str, Any] = {
     "nargs": "*",
     "metavar": "key=value",
     "help": "change the space, such as num_steps=500 or seed=[1,2]",
 }
-EXIT_DONE, EXIT_FAILED, EXIT_MISTAKE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,157 +113,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(options: argparse.Namespace, stderr: Console) -> int:
-    store = Store(options.store)
-    space = load_space(options.space, options.overrides)
-    plan, _ = _make_plan(space, store, stderr, draft=True)
-    machine = machine_here(space.header.resources)
-    plan = plan.on(machine)
-    measured = _measured_rates(store)
-    if options.json:
-        _print_json(plan_json(plan, machine.workers, measured))
-    else:
-        print_plan(plan, machine.workers, measured, _stdout())
-    return EXIT_DONE
+    from triplu_ray.commands import plan_command
+
+    return plan_command(options, stderr)
 
 
 def _sweep(options: argparse.Namespace, stderr: Console) -> int:
-    store = Store(options.store, stderr.print)
-    space = load_space(options.space, options.overrides)
-    plan, corpora = _make_plan(space, store, stderr, draft=False)
-    facts = {run.config.corpus_source: run.corpus for run in (*plan.runs, *plan.stand_ins)}
-    clear_litter(store)
-    if set_aside_damaged(store, [run.run_id for run in plan.runs]):
-        plan = make_plan(space, facts.__getitem__, *_known(space, store))
-    drop_useless(store)
-    trained, is_news = 0, True
-    known: set[str] = set()
-    # A round may choose the runs of the next one, unless what failed is in the way.
-    while is_news:
-        known |= {run.run_id for run in plan.runs}
-        done_before = len(plan.done) - trained
-        store.write_record(f"spaces/{space.header.name}/{plan.plan_id}", plan.record())
-        for line in chosen_lines(space.header.select, plan.rows(), plan.axes()):
-            stderr.print(f"chosen for {line}")
-        for study in plan.studies:
-            stderr.print(study.line())
-        newly_trained, failed, interrupted = _train_missing(options, plan, corpora, store, stderr)
-        trained += newly_trained
-        if plan.pending and not interrupted:
-            plan = make_plan(space, facts.__getitem__, *_known(space, store))
-        # Not their number: runs of suggestions that were stopped early go as others come.
-        is_news = not known.issuperset(run.run_id for run in plan.runs)
-    if merged := merge_many(store):
-        stderr.print(f"note: merged the files of {merged:,} runs in the store")
-    if options.json:
-        _print_json(
-            {
-                "space": space.header.name,
-                "runs": len(plan.runs),
-                "done_before": done_before,
-                "pending": plan.pending,
-                "trained": trained,
-                "failed": failed,
-                "interrupted": interrupted,
-            }
-        )
-    if interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if failed else EXIT_DONE
+    from triplu_ray.commands import sweep_command
 
-
-def _train_missing(
-    options: argparse.Namespace,
-    plan: Plan,
-    corpora: dict[str, Corpus],
-    store: Store,
-    stderr: Console,
-) -> tuple[int, list[dict[str, Any]], bool]:
-    """How many runs were trained, which cohorts failed, and whether it was interrupted."""
-    name = plan.space.header.name
-    if not plan.missing and not plan.is_searching:
-        stderr.print(f"{name}: all {len(plan.runs)} runs are done")
-        return 0, [], False
-    stderr.print(
-        f"{name}: {len(plan.missing)} of {len(plan.runs)} runs to train, "
-        f"{len(plan.done)} done, store {options.store}"
-    )
-
-    from triplu_ray.raytune import sweep
-
-    outcome = sweep(plan, corpora, store, stderr)
-    for failed in outcome.failed:
-        stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
-    if outcome.interrupted:
-        stderr.print(f"interrupted; go on with: {_same_command(options)}")
-    else:
-        stderr.print(f"{name}: {outcome.trained} runs trained")
-    return outcome.trained, [vars(failed) for failed in outcome.failed], outcome.interrupted
-
-
-def _known(
-    space: Space, store: Store
-) -> tuple[frozenset[str], dict[str, float | None], dict[str, tuple[Suggestion, ...]]]:
-    """Ids of the finished runs and, where the space chooses by them, their losses; suggestions."""
-    header = space.header
-    records = store.read_records(f"searches/{header.name}") if header.search else []
-    results = store.results() if header.chosen_keys else {}
-    return frozenset(store.finished_run_ids()), results, suggestions_of(records)
-
-
-def _same_command(options: argparse.Namespace) -> str:
-    """The command line that continues a sweep."""
-    import shlex
-
-    words = ["triplu-ray", "sweep", options.space, *options.overrides, "--store", options.store]
-    return shlex.join(words)
-
-
-def _make_plan(
-    space: Space, store: Store | None, stderr: Console, *, draft: bool
-) -> tuple[Plan, dict[str, Corpus]]:
-    """The plan, and the corpora by fingerprint; a draft does not fetch what is not at hand."""
-    corpora: dict[str, Corpus] = {}
-
-    @cache
-    def load(source: CorpusSource) -> CorpusFacts:
-        vocab_size = source.vocab_size or space.header.vocab_size
-        if draft and vocab_size is not None and not is_at_hand(source):
-            _check_vocab_size(space, vocab_size, f"tokenizer {source.tokenizer}")
-            stderr.print(f"note: the corpus {source.corpus} is not here yet: run ids are drafts")
-            return CorpusFacts(vocab_size, None, source.assumed_bytes_per_token)
-        try:
-            corpus = load_corpus(source)
-        except UserError as error:
-            raise UserError(f"{space.origin}: {error}") from error
-        _check_vocab_size(space, corpus.vocab_size, corpus.description)
-        stderr.print(f"corpus {corpus.description}")
-        corpora[corpus.sha256] = corpus
-        return CorpusFacts(corpus.vocab_size, corpus.sha256, corpus.mean_bytes_per_token)
-
-    plan = make_plan(space, load, *(_known(space, store) if store else ()))
-    for run in (*plan.runs, *plan.stand_ins):
-        if run.corpus.sha256 is not None:
-            check_length(corpora[run.corpus.sha256], run.config.context_length, space.origin)
-    return plan, corpora
-
-
-def _check_vocab_size(space: Space, found: int, origin: str) -> None:
-    expected = space.header.vocab_size
-    if expected is not None and found != expected:
-        raise UserError(
-            f"{space.origin}: vocab_size: expected a corpus of {expected} entries, "
-            f"got {found} from {origin}"
-        )
-
-
-def _measured_rates(store: Store) -> dict[str, float]:
-    """Median training FLOPs a second of the runs in the store, by precision."""
-    columns = ["flops_per_token", "tokens_per_second", "config"]
-    runs = store.read_runs(columns=columns).to_pandas()
-    rates = 3 * runs["flops_per_token"] * runs["tokens_per_second"]
-    precision = runs["config"].map(lambda config: json.loads(config)["precision"])
-    measured = rates[rates > 0].groupby(precision).median()
-    return {str(key): float(rate) for key, rate in measured.items()}
+    return sweep_command(options, stderr)
 
 
 def _status(options: argparse.Namespace, stderr: Console) -> int:
@@ -285,11 +132,11 @@ def _status(options: argparse.Namespace, stderr: Console) -> int:
     store = Store(options.store, stderr.print)
     found = read_status(store, options.spaces)
     if options.json:
-        _print_json({"spaces": [status.json() for status in found]})
+        print_json({"spaces": [status.json() for status in found]})
     elif not options.watch:
-        _stdout().print(status_view(found))
+        stdout().print(status_view(found))
     else:
-        with Live(status_view(found), console=_stdout(), auto_refresh=False) as live:
+        with Live(status_view(found), console=stdout(), auto_refresh=False) as live:
             while any(status.done < status.planned + status.to_come for status in found):
                 time.sleep(options.interval)
                 found = read_status(store, options.spaces)
@@ -319,15 +166,17 @@ def _report(options: argparse.Namespace, stderr: Console) -> int:
             folder = write_report(report, store, Path(options.output), formats)
             stderr.print(f"wrote {folder}")
         if not options.json:
-            print_report(report, _stdout())
+            print_report(report, stdout())
     if options.json:
-        _print_json(built[0] if len(options.spaces) == 1 else {"reports": built})
+        print_json(built[0] if len(options.spaces) == 1 else {"reports": built})
     return EXIT_DONE
 
 
 def _bench(options: argparse.Namespace, stderr: Console) -> int:
     from triplu_ray import bench
+    from triplu_ray.commands import plan_with_corpora
     from triplu_ray.report import print_report
+    from triplu_ray.space import Header, load_space
 
     if options.rounds < 2:
         raise UserError(f"--rounds: expected at least 2, got {options.rounds}")
@@ -340,7 +189,7 @@ def _bench(options: argparse.Namespace, stderr: Console) -> int:
     header, subjects = Header(name="papers"), bench.papers_models()
     if options.space:
         space = load_space(options.space, options.overrides)
-        plan, _ = _make_plan(space, None, stderr, draft=True)
+        plan, _ = plan_with_corpora(space, None, stderr, draft=True)
         header, subjects = space.header, bench.Subject.of_plan(plan)
     turns = options.rounds, options.steps
     if options.variants:
@@ -352,34 +201,25 @@ def _bench(options: argparse.Namespace, stderr: Console) -> int:
     folder = bench.write_bench(report, content, Path(options.output))
     stderr.print(f"wrote {folder}")
     if options.json:
-        _print_json(content)
+        print_json(content)
     else:
-        print_report(report, _stdout())
+        print_report(report, stdout())
     return EXIT_DONE
 
 
 def _variants(options: argparse.Namespace, _stderr: Console) -> int:
     """Every variant at the width that matches SwiGLU of the papers' size."""
+    from triplu_ray.listings import variant_rows, variant_table
+
     for d_model in options.d_model:
         if d_model < 1:
             raise UserError(f"--d-model: expected a width of at least 1, got {d_model}")
     rows = variant_rows(options.d_model)
     if options.json:
-        _print_json({"variants": rows})
+        print_json({"variants": rows})
     else:
-        _stdout().print(variant_table(rows))
+        stdout().print(variant_table(rows))
     return EXIT_DONE
-
-
-def _stdout() -> Console:
-    """A terminal's own width, or one that holds a table whole where there is none."""
-    width = None if sys.stdout.isatty() else 160
-    return Console(highlight=False, markup=False, emoji=False, width=width)
-
-
-def _print_json(content: Any) -> None:
-    sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

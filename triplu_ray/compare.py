@@ -9,13 +9,13 @@ Missing and diverged runs stay rows with a status: they are counted, and never d
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from triplu_ray.config import with_added_keys
+from triplu_ray.added_keys import with_added_keys
 from triplu_ray.significance import (
     Floats,
     bca_interval,
@@ -89,6 +89,16 @@ class Comparison:
     baseline: str | None
     superseded: int = 0
     metric: Metric = NATS
+
+    @cached_property
+    def pairs(self) -> pd.DataFrame:
+        """Its `paired_gaps`, worked out once for all who ask; nobody may change them."""
+        return paired_gaps(self)
+
+    @cached_property
+    def statistics(self) -> pd.DataFrame:
+        """The `gap_statistics` of its pairs, likewise."""
+        return gap_statistics(self.pairs, self.metric)
 
     def measured_by(self, column: str) -> "Comparison":
         """The same runs compared by another column; a finished run without a value is unscored."""
@@ -326,9 +336,18 @@ def value_text(value: Any) -> str:
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
+def value_texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """The `value_text` of each value, of equal ones only once."""
+    if column.dtype == object:  # where true and 1 are equal, too
+        return column.map(value_text)
+    place, values = pd.factorize(column, use_na_sentinel=False)
+    texts = pd.Series([value_text(value) for value in values], dtype="str")
+    return texts.iloc[place].set_axis(column.index)
+
+
 def settings(rows: pd.DataFrame, context: Sequence[str]) -> "pd.Series[str]":
     """The context of each row as text, equal where all its values are."""
-    parts = [f"{key}=" + rows[key].map(value_text) for key in context]
+    parts = [f"{key}=" + value_texts(rows[key]) for key in context]
     nothing = pd.Series("", index=rows.index)
     return reduce(lambda text, part: text + ", " + part, parts) if parts else nothing
 
@@ -336,7 +355,7 @@ def settings(rows: pd.DataFrame, context: Sequence[str]) -> "pd.Series[str]":
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and plain values of a nested configuration."""
     for key, value in config.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) else value
@@ -348,7 +367,7 @@ def _detail(
     """` gain=3` where the key varies within any of the groups of a row's kin; else ""."""
     varies = rows[key].groupby(within).transform("nunique") > 1
     varies = varies.groupby(kin).transform("any")
-    text = f" {key.removeprefix('ffn.')}=" + rows[key].map(value_text)
+    text = f" {key.removeprefix('ffn.')}=" + value_texts(rows[key])
     return text.where(varies, "")
 
 
@@ -360,4 +379,4 @@ def best_first(table: pd.DataFrame, badness: "pd.Series[float]") -> pd.DataFrame
 
 def _sortable(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """Values of unlike types in a column sort as text."""
-    return column.map(value_text) if column.dtype == object else column
+    return value_texts(column) if column.dtype == object else column

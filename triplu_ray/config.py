@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Set
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from triplu_ray.added_keys import ADDED_KEYS
 from triplu_ray.corpus import CorpusName, CorpusSource, TokenizerName
 from triplu_ray.errors import UserError, brief
 from triplu_ray.ffn import ALIASES, FeedForward, FeedForwardConfig
@@ -26,21 +27,6 @@ from triplu_ray.optim import Decay, Schedule, schedule_factor
 
 SCHEMA_VERSION = 1
 """Part of every run's id; raised when a key changes its meaning."""
-
-ADDED_KEYS: dict[str, Any] = {
-    "adamw_learning_rate": None,
-    "heldout_bytes": None,
-    "heldout_file": None,
-    "momentum": 0.95,
-    "patience": None,
-    "tokenizer_vocab_size": 512,
-    "train_budget_bytes": None,
-}
-"""Keys added after the first release, each with the value that says what was the case before.
-
-At that value a key is no part of a run's id, so the ids of existing runs stay. The values are
-fixed: a default may change, these may not.
-"""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -175,11 +161,10 @@ class RunConfig(BaseModel):
         return short_hash(identity)
 
     @property
-    def cohort_key(self) -> str:
+    def cohort_key(self) -> Hashable:
         """Equal for runs that can be members of one cohort."""
-        ignored = {"seed", "learning_rate", "adamw_learning_rate", "weight_decay"}
-        shared = self.model_dump(exclude={*ignored, "ffn"}) | {"ffn": self._ffn_structure()}
-        return json.dumps(shared, sort_keys=True)
+        ignored = {"seed", "learning_rate", "adamw_learning_rate", "weight_decay", "ffn"}
+        return *_all_but(self, ignored), *_all_but(self.ffn, set(self.ffn.per_member))
 
     def code_key(self, vocab_size: int, members: int) -> str:
         """Equal for cohorts whose losses and gradients are computed by the same code."""
@@ -190,18 +175,18 @@ class RunConfig(BaseModel):
         return self.ffn.model_dump(exclude=set(self.ffn.per_member))
 
     @property
-    def pair_key(self) -> str:
+    def pair_key(self) -> Hashable:
         """Equal for runs that differ at most in the feed-forward layer."""
         return self.pair_key_but_for(())
 
-    def pair_key_but_for(self, keys: Iterable[str]) -> str:
+    def pair_key_but_for(self, keys: Iterable[str]) -> Hashable:
         """Equal for runs that differ at most in the feed-forward layer and these keys."""
-        return json.dumps(self.model_dump(exclude={"ffn", "hidden", *keys}), sort_keys=True)
+        return _all_but(self, {"ffn", "hidden", *keys})
 
 
-def with_added_keys(config: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A stored configuration, or its JSON, with the keys that came after it was stored."""
-    return ADDED_KEYS | (json.loads(config) if isinstance(config, str) else dict(config))
+def _all_but(model: BaseModel, keys: Set[str]) -> tuple[Any, ...]:
+    """The values of a model's fields, in order; a plan asks for those of many runs."""
+    return tuple(value for key, value in model if key not in keys)
 
 
 def short_hash(content: Any) -> str:

@@ -18,13 +18,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from triplu_ray.errors import UserError
-from triplu_ray.plan import Cohort
 from triplu_ray.store import Store
+
+if TYPE_CHECKING:
+    from triplu_ray.plan import Cohort
 
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 60.0
@@ -81,7 +83,7 @@ def claims(store: Store, without: str | None = None) -> list[Claim]:
     return found
 
 
-def claims_on(cohort: Cohort, found: Iterable[Claim]) -> list[Claim]:
+def claims_on(cohort: "Cohort", found: Iterable[Claim]) -> list[Claim]:
     """Those that have some run of a cohort."""
     run_ids = {run.run_id for run in cohort.runs}
     return [claim for claim in found if claim.run_ids & run_ids]
@@ -90,7 +92,7 @@ def claims_on(cohort: Cohort, found: Iterable[Claim]) -> list[Claim]:
 class Lease:
     """A claim of this process, renewed by a thread; `step` is what it tells of the progress."""
 
-    def __init__(self, store: Store, sweep_id: str, space: str, cohort: Cohort) -> None:
+    def __init__(self, store: Store, sweep_id: str, space: str, cohort: "Cohort") -> None:
         self.step = 0
         self.lost_to: Claim | None = None
         """Who took over while this process was held up for too long."""

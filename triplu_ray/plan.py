@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -320,17 +320,17 @@ def _cohorts_of_stage(
     What changes on a machine while a sweep runs then slows both sides of a pair alike.
     """
 
-    def pair(run: PlannedRun) -> str:
+    def pair(run: PlannedRun) -> Hashable:
         """Equal for the runs of a pair, each of which may be at a chosen value of its own."""
         return run.config.pair_key_but_for(header.chosen_keys)
 
-    groups: dict[str, list[PlannedRun]] = {}
-    place: dict[str, int] = {}
+    groups: dict[Hashable, list[PlannedRun]] = {}
+    place: dict[Hashable, int] = {}
     for run in runs:
         place.setdefault(pair(run), len(place))
     on_gpu, on_cpu = _shared_out(runs, pair, header.cpu_share if machine.gpu_bytes else 0.0)
     for run in on_gpu:
-        groups.setdefault(f"{run.config.cohort_key} {run.corpus.sha256}", []).append(run)
+        groups.setdefault((run.config.cohort_key, run.corpus.sha256), []).append(run)
     # Cut before finished runs are left out: what remains of a cohort keeps its members.
     chunks: list[list[PlannedRun]] = []
     for group in groups.values():
@@ -345,13 +345,13 @@ def _cohorts_of_stage(
 
 
 def _shared_out(
-    runs: Sequence[PlannedRun], pair: Callable[[PlannedRun], str], share: float
+    runs: Sequence[PlannedRun], pair: Callable[[PlannedRun], Hashable], share: float
 ) -> tuple[list[PlannedRun], list[PlannedRun]]:
     """Runs for GPUs, and for cores at most a share of the FLOPs: whole pairs, the first ones.
 
     Both sides of a pair are rounded by the same hardware then.
     """
-    pairs: dict[str, list[PlannedRun]] = {}
+    pairs: dict[Hashable, list[PlannedRun]] = {}
     for run in runs:
         pairs.setdefault(pair(run), []).append(run)
     left = share * sum(run.training_flops for run in runs)

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from triplu_ray.plan import Cohort, PlannedRun
+if TYPE_CHECKING:
+    from triplu_ray.plan import Cohort, PlannedRun
+
 
 _PLAIN_LINE_SECONDS = 30.0
 
@@ -16,7 +19,7 @@ class SweepProgress:
     """Overall progress with ETA and a line for every running cohort, on stderr."""
 
     def __init__(
-        self, console: Console, cohorts: Sequence[Cohort], to_come: Sequence[PlannedRun] = ()
+        self, console: Console, cohorts: "Sequence[Cohort]", to_come: "Sequence[PlannedRun]" = ()
     ) -> None:
         """`to_come` are runs, or what stands for them, of cohorts that are `added` later."""
         self._console = console
@@ -55,7 +58,7 @@ class SweepProgress:
         if self._display is not None:
             self._display.stop()
 
-    def added(self, cohort: Cohort) -> None:
+    def added(self, cohort: "Cohort") -> None:
         """A cohort came to be known."""
         self._cohorts[cohort.cohort_id] = cohort
         self._flops[cohort.cohort_id] = sum(run.training_flops for run in cohort.runs)

@@ -15,7 +15,10 @@ from triplu_ray import __version__
 
 _LIBRARIES = ("numpy", "pyarrow", "ray", "torch")
 
-_READERS = {"bench", "cli.py", "compare.py", "gpu_check", "listings.py", "report", "status.py"}
+_READERS = {
+    *("bench", "cli.py", "commands.py", "compare.py", "gpu_check", "listings.py", "output.py"),
+    *("report", "status.py"),
+}
 """What only reads results, or only runs elsewhere."""
 
 

@@ -5,12 +5,12 @@ every value of the key on every selection seed; when all of them have a result, 
 value of the lowest mean loss, and its own runs are known.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from triplu_ray.choice import choose
 from triplu_ray.config import RunConfig
 from triplu_ray.errors import UserError, brief, did_you_mean
 
@@ -46,21 +46,6 @@ class Identified(Protocol):
 
 
 Run = TypeVar("Run", bound=Identified)
-
-
-def choose(losses: Sequence[Sequence[float | None]]) -> int:
-    """Place of the best value, given the losses `[values, seeds]`; None is a diverged run.
-
-    Fewest divergences first, as each counts as infinitely bad; then the lowest mean over the seeds
-    that finished; then the first.
-    """
-
-    def badness(place: int) -> tuple[int, float]:
-        finite = [loss for loss in losses[place] if loss is not None]
-        mean = statistics.fmean(finite) if finite else 0.0
-        return len(losses[place]) - len(finite), mean
-
-    return min(range(len(losses)), key=badness)
 
 
 def two_stages(

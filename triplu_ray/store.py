@@ -31,11 +31,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from triplu_ray.errors import UserError, reason
-from triplu_ray.files import Files, Found, may_pass, to_stderr
+from triplu_ray.files import Files, Found, to_stderr
 
 RUN_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "run_id": (pa.string(), "hash of the resolved configuration and the corpus"),
@@ -122,12 +122,11 @@ MERGED = "merged-"
 _LEAST_BYTES = 12
 """Of a Parquet file: its mark twice, and the length of its footer."""
 
+SMALL_FILE = 200
+"""Rows up to which a file is that of a single run, rather than of many."""
+
 THREADS = 16
 """What reads many small files waits more than it computes."""
-
-_PARQUET = ds.ParquetFileFormat(
-    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-)
 
 
 class Store:
@@ -165,7 +164,7 @@ class Store:
         paths = self._paths("runs")
         ids = {_stem(path) for path in paths if not is_merged(path)}
         if any(map(is_merged, paths)):
-            ids.update(self._rows("runs", frozenset(), None, ["run_id"])["run_id"].to_pylist())
+            ids.update(self._rows("runs", frozenset(), ["run_id"])["run_id"].to_pylist())
         return ids
 
     def finished_among(self, run_ids: Sequence[str]) -> set[str]:
@@ -213,54 +212,40 @@ class Store:
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """Rows sorted by a key, each key once: a merged table may repeat a run's own file."""
-        wanted, row_filter = None, None
-        if run_ids is not None:
-            wanted = frozenset(run_ids)
-            row_filter = ds.field("run_id").isin(pa.array(sorted(wanted), pa.string()))
+        wanted = None if run_ids is None else frozenset(run_ids)
         wanted_columns = None if columns is None else list(dict.fromkeys([*key, *columns]))
-        rows = self._rows(table, wanted, row_filter, wanted_columns)
+        rows = self._rows(table, wanted, wanted_columns)
+        if wanted is not None:
+            rows = rows.filter(pc.is_in(rows["run_id"], pa.array(wanted, pa.string())))
         keys = rows.select(key).to_pandas().drop_duplicates().sort_values(key)
         return rows.take(keys.index.to_numpy())
 
     def _rows(
-        self,
-        table: str,
-        run_ids: frozenset[str] | None,
-        row_filter: Any = None,
-        columns: list[str] | None = None,
+        self, table: str, run_ids: frozenset[str] | None, columns: Sequence[str] | None
     ) -> pa.Table:
-        """Rows of the files of some runs, or of all, and of all merged files."""
+        """All rows of the files of some runs, or of all, and of all merged files.
+
+        Without files that are damaged, which are told.
+        """
         while True:
             paths = self._paths(table, run_ids)
-            try:
-                return self.scan(table, paths, row_filter, columns)
-            except FileNotFoundError:
-                continue  # merged into another one since the listing
-
-    def scan(
-        self, table: str, paths: list[str], row_filter: Any = None, columns: list[str] | None = None
-    ) -> pa.Table:
-        """Rows of files, without those that are damaged, which are told."""
-
-        def attempt() -> pa.Table:
-            full = [f"{self.files.root}/{path}" for path in paths]
-            files = ds.dataset(full, SCHEMAS[table], _PARQUET, self.files.system)
-            return files.to_table(filter=row_filter, columns=columns)
-
+            loaded = self.load(paths, columns)
+            if len(loaded) == len(paths):
+                break  # else some were merged into another one since the listing
+        for path, found in loaded.items():
+            if isinstance(found, str):
+                self._leave_out(path, found)
+        schema = SCHEMAS[table]
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        tables = [found for found in loaded.values() if isinstance(found, pa.Table)]
         try:
-            return self.files.patiently(attempt)
-        except FileNotFoundError:
-            raise
-        except (OSError, pa.ArrowException) as error:
-            no_access = isinstance(error, OSError) and (error.errno or may_pass(error))
-            damaged = {} if no_access else self.damaged(paths)
-            if not damaged:
-                raise UserError(
-                    f"store {self.location!r}: cannot read {table}: {reason(error)}"
-                ) from error
-        for path, why in damaged.items():
-            self._leave_out(path, why)
-        return self.scan(table, [p for p in paths if p not in damaged], row_filter, columns)
+            rows = pa.concat_tables([schema.empty_table(), *tables], promote_options="permissive")
+            return rows.select(schema.names).cast(schema).combine_chunks()
+        except pa.ArrowException as error:
+            raise UserError(
+                f"store {self.location!r}: cannot read {table}: {reason(error)}"
+            ) from error
 
     def _paths(self, table: str, run_ids: frozenset[str] | None = None) -> list[str]:
         """The table's files of some runs, or of all, after all merged ones.
@@ -294,20 +279,29 @@ class Store:
         """What cannot be read, and why."""
         return {p: why for p, why in self.load(paths).items() if isinstance(why, str)}
 
-    def load(self, paths: Iterable[str]) -> dict[str, pa.Table | str]:
-        """Each file's rows, or why it cannot be read."""
+    def load(
+        self, paths: Iterable[str], columns: Sequence[str] | None = None
+    ) -> dict[str, pa.Table | str]:
+        """Each file's rows, or some of their columns, or why it cannot be read.
+
+        A file that is gone, merged into another one since it was listed, is not among them.
+        """
+        wanted = None if columns is None else list(columns)
+
+        def load_one(path: str) -> pa.Table | str | None:
+            try:
+                content = pa.BufferReader(self.files.read(path))
+                file = pq.ParquetFile(content, page_checksum_verification=True)
+                return file.read(wanted, use_threads=False)
+            except FileNotFoundError:
+                return None
+            except (OSError, pa.ArrowException) as error:
+                return reason(error)
+
         paths = list(paths)
         with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(paths, pool.map(self._load, paths), strict=True))
-
-    def _load(self, path: str) -> pa.Table | str:
-        try:
-            content = pa.BufferReader(self.files.read(path))
-            return pq.ParquetFile(content, page_checksum_verification=True).read()
-        except FileNotFoundError:
-            return pa.table({})  # merged into another one since the listing
-        except (OSError, pa.ArrowException) as error:
-            return reason(error)
+            found = zip(paths, pool.map(load_one, paths), strict=True)
+            return {path: rows for path, rows in found if rows is not None}
 
     def set_aside(self, path: str, why: str) -> None:
         """Rename a file; a table's ending goes, so that no reader of the folder meets it."""
@@ -393,6 +387,10 @@ def is_merged(path: str) -> bool:
 def parquet_bytes(table: pa.Table) -> bytes:
     """A table as the content of a Parquet file."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    # A page of distinct values for every column would be most of a small file, and of reading it.
+    has_repeats = table.num_rows > SMALL_FILE
+    pq.write_table(
+        table, sink, compression="zstd", use_dictionary=has_repeats, write_page_checksum=True
+    )
     content: bytes = sink.getvalue().to_pybytes()
     return content

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
+from triplu_ray.choice import choose
 from triplu_ray.config import RunConfig, short_hash
 from triplu_ray.errors import UserError
 from triplu_ray.ffn import ALIASES
 from triplu_ray.search import Range, Search, Suggestion, in_words
-from triplu_ray.selection import choose
 
 Settings = dict[str, Any]
 Results = Mapping[str, float | None]

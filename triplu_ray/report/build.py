@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from triplu_ray.compare import Comparison, paired_gaps, tidy
+from triplu_ray.compare import Comparison, tidy
 from triplu_ray.errors import UserError, did_you_mean
 from triplu_ray.report import figures, tables
 from triplu_ray.report.axes import free_axes, selection_axes
@@ -106,7 +106,9 @@ def build_report(store: Store, space: str, paper: Path = PAPER_FILE) -> Report:
     targets = record["targets"]
     reached = cost_to_target(comparison, costs, targets) if targets else None
     finished = (comparison.runs["status"] == "finished").any()
-    twins = find_twins(comparison, store.read_runs(columns=TWIN_COLUMNS).to_pandas())
+    others = store.read_runs(store.finished_run_ids() - {*runs["run_id"]}, TWIN_COLUMNS)
+    stored = pd.concat([runs[["run_id", *TWIN_COLUMNS]], others.to_pandas()], ignore_index=True)
+    twins = find_twins(comparison, stored)
     published = read_paper(paper).get(space, [])
     similarity = mean_similarity(comparison, probes)
     slices, heldout = slice_gaps(comparison, probes), heldout_summary(comparison)
@@ -175,7 +177,7 @@ def _variants(comparison: Comparison, costs: pd.DataFrame) -> Section:
 
 
 def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
-    pairs = paired_gaps(comparison)
+    pairs = comparison.pairs
     if pairs.empty:
         return []
     dots = Figure(
@@ -200,7 +202,7 @@ def _gaps(comparison: Comparison, costs: pd.DataFrame) -> list[Section]:
     drawn = [dots, curves] if pairs["gap"].notna().any() else []
     if drawn and comparison.runs["label"].nunique() > figures.MAX_LABELS:
         drawn = [ranking, *drawn]
-    return [Section("Paired gaps", tables=tables.gap_tables(comparison, pairs), figures=drawn)]
+    return [Section("Paired gaps", tables=tables.gap_tables(comparison), figures=drawn)]
 
 
 def _selection(selected: Selected) -> Section:

@@ -11,7 +11,6 @@ from triplu_ray.compare import (
     NATS,
     Comparison,
     mean_gaps,
-    paired_gaps,
     value_text,
     variant_summary,
 )
@@ -127,7 +126,7 @@ def _stopped(comparison: Comparison) -> list[str]:
 
 
 def _pairs(comparison: Comparison) -> list[str]:
-    pairs = paired_gaps(comparison)
+    pairs = comparison.pairs
     lines = []
     broken = pairs[pairs["pair"] != "paired"]
     if len(broken):
@@ -156,8 +155,7 @@ def _parameters(comparison: Comparison) -> list[str]:
 def _best_of_several(comparison: Comparison) -> list[str]:
     """The headline begins with the best; several gains of a variant are told of apart."""
     fair = without_leaks(comparison)
-    pairs = paired_gaps(fair)
-    paired = pairs.loc[pairs["pair"] == "paired", "label"]
+    paired = fair.pairs.loc[fair.pairs["pair"] == "paired", "label"]
     count = fair.runs.loc[fair.runs["label"].isin(paired), "family"].nunique()
     if count < 2:
         return []

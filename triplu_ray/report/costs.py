@@ -9,7 +9,6 @@ from triplu_ray.compare import (
     GROUP,
     TRAIN_LOSS,
     Comparison,
-    paired_gaps,
     seed_matrices,
 )
 from triplu_ray.significance import holm, sign_flip_p, smallest_p, t_interval, verdict
@@ -84,8 +83,7 @@ def equal_cost_gaps(comparison: Comparison, costs: pd.DataFrame) -> pd.DataFrame
     layers: if the dearer run is cut off at more than 1 % above the budget, before its learning rate
     has come down as the other's has (`is_cut`); and, of seconds, if the two were `trained_apart`.
     """
-    pairs = paired_gaps(comparison)
-    pairs = pairs[pairs["pair"] == "paired"]
+    pairs = comparison.pairs[comparison.pairs["pair"] == "paired"]
     sides = {"": pairs["run_id"], "_baseline": pairs["run_id_baseline"]}
     schedule = comparison.runs.set_index("run_id")["schedule"]
     decays = pairs["run_id"].map(schedule) != "constant"

@@ -14,9 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from triplu_ray.compare import (
     Comparison,
-    gap_statistics,
     mean_gaps,
-    paired_gaps,
     settings,
     value_text,
 )
@@ -82,7 +80,7 @@ def left_out(
 
 def left_out_pairs(comparison: Comparison) -> str:
     """The comparisons that `paired_dots` has no room for, by name."""
-    table = mean_gaps(paired_gaps(comparison))
+    table = mean_gaps(comparison.pairs)
     table = table[table["n"] > 0].reset_index(drop=True)
     rest = table.drop(index=_spread(len(table), MAX_PAIR_PANELS))
     names = named(at(row.label, row.setting) for row in rest.itertuples())
@@ -136,7 +134,7 @@ def loss_against_costs(comparison: Comparison, costs: pd.DataFrame) -> Figure:
 
 def paired_dots(comparison: Comparison) -> Figure:
     """Best loss of the baseline and of a variant, a line for each seed."""
-    pairs, metric = paired_gaps(comparison), comparison.metric
+    pairs, metric = comparison.pairs, comparison.metric
     pairs = pairs[pairs["pair"] == "paired"]
     table = mean_gaps(pairs)
     shown = table.iloc[_spread(len(table), MAX_PAIR_PANELS)]
@@ -163,8 +161,7 @@ def paired_dots(comparison: Comparison) -> Figure:
 
 def gap_ranking(comparison: Comparison) -> Figure:
     """Mean gap to the baseline with its 95 % t interval and every seed: a row a variant."""
-    pairs = paired_gaps(comparison)
-    table = gap_statistics(pairs, comparison.metric)
+    pairs, table = comparison.pairs, comparison.statistics
     table = table[table["n"] > 0]
     shown = shown_settings(table["setting"])
     height = 0.7 + 0.21 * table.groupby("setting").size().max()

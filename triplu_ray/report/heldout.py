@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from triplu_ray.compare import GROUP, Comparison, best_first, gap_statistics, paired_gaps
+from triplu_ray.compare import GROUP, Comparison, best_first
 from triplu_ray.report.model import Column, Section, Table, by_itself
 from triplu_ray.report.tables import beside_seeds, setting_column
 
@@ -25,8 +25,7 @@ def heldout_summary(comparison: Comparison) -> pd.DataFrame:
         )
         .reset_index()
     )
-    gaps = gap_statistics(paired_gaps(held), held.metric)
-    gaps = gaps.rename(columns={"mean_gap": "heldout_gap"})
+    gaps = held.statistics.rename(columns={"mean_gap": "heldout_gap"})
     columns = ["heldout_gap", "relative_gap", "t_low", "t_high", "wins", "n"]
     table = table.merge(gaps[[*GROUP, *columns]], how="left", on=GROUP)
     return best_first(table, table[metric.heldout])
@@ -37,7 +36,7 @@ def heldout_section(comparison: Comparison, summary: pd.DataFrame) -> list[Secti
     metric = comparison.metric
     if summary.empty:
         return []
-    pairs = paired_gaps(comparison.measured_by(metric.heldout))
+    pairs = comparison.measured_by(metric.heldout).pairs
     frame, seeds = beside_seeds(summary, pairs, GROUP)
     columns = [
         *setting_column(frame),

@@ -10,8 +10,6 @@ import yaml
 from triplu_ray.compare import (
     GROUP,
     Comparison,
-    gap_statistics,
-    paired_gaps,
     value_text,
     variant_summary,
 )
@@ -74,6 +72,8 @@ def paper_tables(
     ours in columns, one row a setting and label. Ours is the one setting and variant of the space
     that agrees with the published settings (`when`) and with the `keys` of a row.
     """
+    if not published:
+        return []
     ours = _our_values(comparison, targets, quantities)
     places = _places(comparison)
     tables = [_paper_table(entry, places, ours) for entry in published]
@@ -160,8 +160,8 @@ def _our_values(
         one = 2 * summary["d_model"].astype(float) * summary["hidden"]
         summary["projections"] = summary["ffn_flops_per_token"] / one
     summary["kilotokens_per_second"] = summary["tokens_per_second"] / 1000
-    pairs = paired_gaps(comparison)
-    for frame in (*quantities, summary, gap_statistics(pairs, comparison.metric)):
+    pairs = comparison.pairs
+    for frame in (*quantities, summary, comparison.statistics):
         for row in frame.to_dict("records"):
             for name, value in row.items():
                 if value == value and value is not None:

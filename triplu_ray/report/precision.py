@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
+from triplu_ray.added_keys import with_added_keys
 from triplu_ray.compare import (
     BITS_PER_BYTE,
     GROUP,
@@ -16,7 +17,6 @@ from triplu_ray.compare import (
     best_first,
     settings,
 )
-from triplu_ray.config import with_added_keys
 from triplu_ray.report.model import Column, Section, Table
 from triplu_ray.report.tables import setting_column
 
@@ -45,15 +45,16 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
     loss (the metric's best), precision, identity (equal for twins), label, seed, setting (without
     the precision), and is_own, whether the run is one of the comparison; in its order.
     """
-    configs = stored["config"].map(with_added_keys)
-    text = [
-        json.dumps({key: config[key] for key in config if key not in NOT_COMPARED}, sort_keys=True)
-        for config in configs
-    ]
+    own_precision = comparison.runs.set_index("run_id")["precision"]
+    others = stored.loc[~stored["run_id"].isin(own_precision.index), "config"]
+    precision = others.map(lambda config: with_added_keys(config).get("precision"))
+    precision = precision.reindex(stored.index).fillna(stored["run_id"].map(own_precision))
+    if precision.nunique() < 2:  # as in most stores, and the identities of many runs take time
+        stored, precision = stored[:0], precision[:0]
     rows = stored.drop(columns="config").assign(
         loss=stored[comparison.metric.best],
-        precision=configs.map(lambda config: config.get("precision")),
-        identity=text + stored["corpus_sha256"],
+        precision=precision,
+        identity=stored["config"].map(_but_for_precision) + stored["corpus_sha256"],
         is_own=stored["run_id"].isin(comparison.runs["run_id"]),
         is_finished=stored["status"] == "finished",
     )
@@ -68,6 +69,11 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
     twins = latest.merge(places.drop_duplicates("identity"), on="identity")
     several = twins.groupby("identity")["precision"].transform("nunique") > 1
     return twins[several].sort_values(["place", "precision"]).reset_index(drop=True)
+
+
+def _but_for_precision(config: str) -> str:
+    kept = {k: v for k, v in with_added_keys(config).items() if k not in NOT_COMPARED}
+    return json.dumps(kept, sort_keys=True)
 
 
 def twin_pairs(twins: pd.DataFrame, exact: str, other: str, baseline: str | None) -> pd.DataFrame:

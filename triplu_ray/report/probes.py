@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from triplu_ray.compare import GROUP, Comparison, best_first, gap_statistics, paired_gaps
+from triplu_ray.compare import GROUP, Comparison, best_first
 from triplu_ray.report import branches, figures
 from triplu_ray.report.model import Column, Figure, Section, Table, by_itself
 from triplu_ray.report.style import BASELINE, colours, panels
@@ -59,7 +59,7 @@ def accuracy_gaps(
     right = comparison.runs["run_id"].map(mine.set_index("run_id")["value"])
     # Of what is wrong less is better, as of a loss.
     wrong = replace(comparison, runs=comparison.runs.assign(wrong=1.0 - right)).measured_by("wrong")
-    table = gap_statistics(paired_gaps(wrong), wrong.metric)
+    table = wrong.statistics
     names = {"mean_gap": "gap", "t_low": "gap_low", "t_high": "gap_high"}
     names |= {"wins": "gap_wins", "n": "gap_n"}
     return table.rename(columns=names)[[*GROUP, *names.values()]]
@@ -90,11 +90,10 @@ def _gaps_in_slice(comparison: Comparison, probes: pd.DataFrame) -> pd.DataFrame
     runs = comparison.runs
     known = {column: runs["run_id"].map(probes[column]) for column in ("value", "count")}
     sliced = replace(comparison, runs=runs.assign(**known)).measured_by("value")
-    pairs = paired_gaps(sliced)
-    paired = pairs[pairs["pair"] == "paired"].groupby(GROUP)
+    paired = sliced.pairs[sliced.pairs["pair"] == "paired"].groupby(GROUP)
     means = paired.agg(loss=("value", "mean"), baseline_loss=("value_baseline", "mean"))
     counts = sliced.runs.groupby(GROUP)["count"].first()
-    table = gap_statistics(pairs, sliced.metric)
+    table = sliced.statistics
     for more in (means, counts):
         table = table.merge(more.reset_index(), on=GROUP)
     return table

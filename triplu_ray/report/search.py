@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from triplu_ray.choice import choose
 from triplu_ray.compare import GROUP, Comparison, value_text
 from triplu_ray.report.model import axis_words
-from triplu_ray.selection import choose
 from triplu_ray.significance import t_interval, verdict
 
 Values = Mapping[str, float]

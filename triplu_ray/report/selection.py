@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from triplu_ray.choice import choose
 from triplu_ray.compare import GROUP, Comparison, best_first, settings, value_text
 from triplu_ray.report.model import NULL, Column, Table, axis_words, number_text
 from triplu_ray.report.tables import setting_column
-from triplu_ray.selection import choose
 
 
 @dataclass(frozen=True)

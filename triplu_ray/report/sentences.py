@@ -11,7 +11,6 @@ from triplu_ray.compare import (
     Metric,
     gap_statistics,
     over_settings,
-    paired_gaps,
     variant_summary,
 )
 from triplu_ray.report.axes import at_best, selection_axes
@@ -43,8 +42,7 @@ def headline(comparison: Comparison, costs: pd.DataFrame, targets: list[float]) 
         prefix = f"Each variant at its best {words}: "
     for axis in axes:
         comparison = at_best(comparison, axis)
-    pairs, metric = paired_gaps(comparison), comparison.metric
-    statistics = gap_statistics(pairs, metric)
+    pairs, metric, statistics = comparison.pairs, comparison.metric, comparison.statistics
     statistics = statistics[statistics["n"] > 0].sort_values("mean_gap", ascending=False)
     if statistics.empty:
         return _first([prefix + line for line in _without_pairs(comparison)])

@@ -10,9 +10,7 @@ from triplu_ray.compare import (
     TRAIN_LOSS,
     Comparison,
     Metric,
-    gap_statistics,
     mean_gaps,
-    paired_gaps,
     value_text,
     variant_summary,
 )
@@ -76,10 +74,9 @@ def _train_loss_column(frame: pd.DataFrame, metric: Metric) -> list[Column]:
     return [Column(f"final train loss{unit}", (TRAIN_LOSS,), ".4f")]
 
 
-def gap_tables(comparison: Comparison, pairs: pd.DataFrame) -> list[Table]:
+def gap_tables(comparison: Comparison) -> list[Table]:
     """Each seed's gap in `paired_gaps`, and what they amount to."""
-    metric = comparison.metric
-    statistics = gap_statistics(pairs, metric)
+    pairs, metric, statistics = comparison.pairs, comparison.metric, comparison.statistics
     title = f"Gap to {comparison.baseline} by seed"
     note = f"Best validation {metric.words}, baseline minus variant at the same seed; positive "
     note += "favours the variant."
@@ -137,7 +134,7 @@ def axis_table(comparison: Comparison, axis: str) -> Table | None:
         return None
     summary = variant_summary(comparison)
     keys = [axis, *(key for key in comparison.context if key != axis)]
-    gaps = mean_gaps(paired_gaps(comparison))
+    gaps = mean_gaps(comparison.pairs)
     frame = summary[["setting", *keys]].drop_duplicates().sort_values(keys)
     columns = [Column(key, (key,)) for key in keys]
     for key in keys:
@@ -168,7 +165,7 @@ def best_value_table(comparison: Comparison, axis: str) -> Table:
     best = means[means["is_best"]].rename(columns={name: "label"})
     best = best if axis != "gain" else best[best["num_values"] > 1]
     metric = comparison.metric
-    gaps = gap_statistics(paired_gaps(at_best(comparison, axis)), metric)
+    gaps = at_best(comparison, axis).statistics
     frame = best.merge(gaps, on=GROUP, how="left")
     frame["value"] = frame[axis].map(value_text)
     frame["at_edge"] = frame["edge"].where(frame["edge"] != "", "no")
