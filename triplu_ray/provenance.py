@@ -44,8 +44,9 @@ def git_sha() -> str | None:
     return commit + "+" * bool(changes)
 
 
+@cache
 def versions() -> dict[str, str]:
-    """Of the project, Python and the libraries that results depend on."""
+    """Of the project, Python and the libraries that results depend on; every run is told them."""
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     return {"triplu_ray": __version__, "python": platform.python_version(), **libraries}
 
