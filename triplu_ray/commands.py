@@ -100,9 +100,9 @@ def _train_missing(
         f"{len(plan.done)} done, store {options.store}"
     )
 
-    from triplu_ray import raytune
+    from triplu_ray.raytune import sweep
 
-    outcome = raytune.sweep(plan, corpora, store, stderr)
+    outcome = sweep(plan, corpora, store, stderr)
     for failed in outcome.failed:
         stderr.print(f"failed: runs {', '.join(failed.run_ids)}: {failed.reason}")
     if outcome.interrupted:
