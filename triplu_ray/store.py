@@ -122,7 +122,7 @@ MERGED = "merged-"
 _LEAST_BYTES = 12
 """Of a Parquet file: its mark twice, and the length of its footer."""
 
-SMALL_FILE = 200
+_SMALL_FILE = 200
 """Rows up to which a file is that of a single run, rather than of many."""
 
 THREADS = 16
@@ -388,7 +388,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
     """A table as the content of a Parquet file."""
     sink = pa.BufferOutputStream()
     # A page of distinct values for every column would be most of a small file, and of reading it.
-    has_repeats = table.num_rows > SMALL_FILE
+    has_repeats = table.num_rows > _SMALL_FILE
     pq.write_table(
         table, sink, compression="zstd", use_dictionary=has_repeats, write_page_checksum=True
     )
