@@ -102,6 +102,8 @@ class Files:
                 self.system, self.root = pafs.LocalFileSystem(), str(Path(location).absolute())
             self.is_local = isinstance(self.system, pafs.LocalFileSystem)
             self.location = self.root if self.is_local else location
+            # For many small files: what asks a bucket waits, what reads a folder computes.
+            self.threads = 2 if self.is_local else 16
             self._tell = tell
             found = self.patiently(lambda: self.system.get_file_info(self.root)).type
         except (ValueError, OSError) as error:

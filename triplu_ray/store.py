@@ -125,9 +125,6 @@ _LEAST_BYTES = 12
 _SMALL_FILE = 200
 """Rows up to which a file is that of a single run, rather than of many."""
 
-THREADS = 16
-"""What reads many small files waits more than it computes."""
-
 
 class Store:
     """A folder or bucket of results, given as a path or a URI such as `s3://bucket/sweeps`.
@@ -299,7 +296,7 @@ class Store:
                 return reason(error)
 
         paths = list(paths)
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(self.files.threads) as pool:
             found = zip(paths, pool.map(load_one, paths), strict=True)
             return {path: rows for path, rows in found if rows is not None}
 

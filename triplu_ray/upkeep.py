@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from triplu_ray.store import MERGED, SCHEMAS, THREADS, Store, is_merged, parquet_bytes
+from triplu_ray.store import MERGED, SCHEMAS, Store, is_merged, parquet_bytes
 
 MERGE_FROM = 1000
 """Files of single runs from which on one file of many is read noticeably faster."""
@@ -83,7 +83,7 @@ def _merge(store: Store, single: Mapping[str, Mapping[str, str]], run_ids: Seque
             rows = pa.concat_tables([empty, *sound.values()], promote_options="default")
             store.files.write(f"{table}/{name}.parquet", parquet_bytes(rows))
             merged += sound
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(store.files.threads) as pool:
         list(pool.map(store.files.delete, merged))
     return len(run_ids) - len(spoilt)
 
