@@ -1,5 +1,7 @@
 """Intervals and p values of gaps over seeds."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -78,6 +80,30 @@ def test_bca_is_near_t_for_many_seeds_and_depends_on_its_row_alone() -> None:
     assert np.abs(np.subtract(bca, student)).max() < 0.0012
     alone = significance.bca_interval(gaps[3:4])
     assert np.ravel(alone).tolist() == pytest.approx([bca[0][3], bca[1][3]], abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(-1, 1, width=16), min_size=11, max_size=11), min_size=1, max_size=4)
+)
+def test_bca_agrees_with_scipy(rows: list[list[float]]) -> None:
+    gaps = np.array(rows)
+    varied = np.ptp(gaps, axis=1) > 0
+    found = np.array(significance.bca_interval(gaps))
+    assert np.isnan(found[:, ~varied]).all()
+    for place in np.flatnonzero(varied):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of degenerate rows
+            interval = stats.bootstrap(
+                (gaps[place],),
+                np.mean,
+                method="BCa",
+                n_resamples=significance.RESAMPLES,
+                batch=significance.RESAMPLES // 10,
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+        expected = [interval.low, interval.high]
+        assert found[:, place] == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 def test_correlation_over_seeds() -> None:

@@ -100,6 +100,11 @@ class Comparison:
         """The `gap_statistics` of its pairs, likewise."""
         return gap_statistics(self.pairs, self.metric)
 
+    @cached_property
+    def heldout(self) -> "Comparison":
+        """The same runs compared by their heldout loss."""
+        return self.measured_by(self.metric.heldout)
+
     def measured_by(self, column: str) -> "Comparison":
         """The same runs compared by another column; a finished run without a value is unscored."""
         is_unscored = (self.runs["status"] == "finished") & self.runs[column].isna()
@@ -121,10 +126,11 @@ def tidy(
     for each variant, are no part of settings and labels; runs that differ in them alone stay apart.
     Losses are bits per byte where all runs have them, else nats a token.
     """
-    missing = planned[~planned["run_id"].isin(runs["run_id"])].assign(status="missing")
+    is_stored = planned["run_id"].map(set(runs["run_id"]).__contains__).astype(bool)
+    missing = planned[~is_stored].assign(status="missing")
     rows = pd.concat([runs, missing] if len(missing) else [runs], ignore_index=True)
     configs = pd.DataFrame(
-        [dict(_flatten(with_added_keys(config))) for config in rows["config"]], dtype=object
+        [_flat(with_added_keys(config)) for config in rows["config"]], dtype=object
     ).infer_objects()
     varying = [str(key) for key in configs if configs[key].nunique(dropna=False) > 1]
     chosen = [str(key) for key in configs if str(key).removeprefix("ffn.") in selected]
@@ -352,13 +358,15 @@ def settings(rows: pd.DataFrame, context: Sequence[str]) -> "pd.Series[str]":
     return reduce(lambda text, part: text + ", " + part, parts) if parts else nothing
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys and plain values of a nested configuration."""
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+            flat |= {f"{key}.{inner}": plain for inner, plain in _flat(value).items()}
         else:
-            yield f"{prefix}{key}", json.dumps(value) if isinstance(value, list) else value
+            flat[key] = json.dumps(value) if isinstance(value, list) else value
+    return flat
 
 
 def _detail(

@@ -1,20 +1,22 @@
 """What is seen inside the layers: how PolyGLU routes, how alike the untied branches are."""
 
-import math
-from typing import Any
+from __future__ import annotations
 
-import matplotlib as mpl
+import math
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from triplu_ray.compare import GROUP, Comparison
 from triplu_ray.report import figures
 from triplu_ray.report.model import Column, Figure, Table
-from triplu_ray.report.style import COLOURS, panels
+from triplu_ray.report.style import COLOURS, gradient, panels, step_ticks
 from triplu_ray.report.tables import setting_column
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu")
 MAX_ENTROPY = math.log(len(ACTIVATIONS))
@@ -223,6 +225,8 @@ def _similarity_table(last: pd.DataFrame) -> Table:
 
 
 def _draw_routing(routing: pd.DataFrame) -> MatplotlibFigure:
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes, parts = _panels(routing)
     for ax, (_, here) in zip(axes, parts, strict=True):
         below = np.zeros(len(here))
@@ -242,17 +246,16 @@ def _draw_routing(routing: pd.DataFrame) -> MatplotlibFigure:
 
 def _draw_similarity(steps: pd.DataFrame) -> MatplotlibFigure:
     figure, axes, parts = _panels(steps)
-    gradient = mpl.colormaps["viridis"].resampled(int(steps["layer"].max()) + 2)
+    palette = gradient(int(steps["layer"].max()) + 2)
     for ax, (_, here) in zip(axes, parts, strict=True):
         for layer, line in here.groupby("layer"):
-            colour = gradient(int(str(layer)))
+            colour = palette[int(str(layer))]
             ax.fill_between(
                 line["step"], line["least"], line["most"], color=colour, alpha=0.14, linewidth=0
             )
             ax.plot(line["step"], line["similarity"], color=colour, linewidth=1.4)
         ax.set_xlabel("step")
-        ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        step_ticks(ax)
     figures.share_ylabel(axes, COLUMNS, "similarity")
     return figure
 

@@ -1,16 +1,14 @@
 """The figures of a report, each drawn with every seed shown."""
 
+from __future__ import annotations
+
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from triplu_ray.compare import (
     Comparison,
@@ -21,7 +19,11 @@ from triplu_ray.compare import (
 from triplu_ray.report.axes import PLAIN, product_forms
 from triplu_ray.report.costs import COST_WORDS
 from triplu_ray.report.model import at, axis_words, named
-from triplu_ray.report.style import BASELINE, OTHERS, colours, panels
+from triplu_ray.report.style import BASELINE, OTHERS, colours, line_key, panels, step_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MAX_LABELS = 8
 MAX_SETTINGS = 6
@@ -44,7 +46,7 @@ def label_colours(comparison: Comparison) -> dict[str, str]:
     return others | colours(shown_labels(comparison), comparison.baseline)
 
 
-def shown_settings(column: "pd.Series[str]", limit: int = MAX_SETTINGS) -> list[str]:
+def shown_settings(column: pd.Series[str], limit: int = MAX_SETTINGS) -> list[str]:
     """At most `limit` settings, spread evenly over all of them."""
     names = list(column.unique())
     return [names[place] for place in _spread(len(names), limit)]
@@ -224,7 +226,7 @@ def loss_against_axis(comparison: Comparison, axis: str) -> Figure:
         ax.set_xlabel(axis_words(axis))
         if values[0] > 0 and values[-1] / values[0] >= 10:
             ax.set_xscale("log")
-            ax.xaxis.set_minor_locator(NullLocator())
+            ax.minorticks_off()
             ax.xaxis.set_major_formatter("{x:g}")
         if len(values) <= MAX_TICKS:
             ax.set_xticks(values, [value_text(value) for value in values])
@@ -282,8 +284,7 @@ def _focus(ax: Axes, costs: pd.DataFrame, x: str) -> None:
         for limits, values in ((ax.set_xlim, late[x]), (ax.set_ylim, late["loss"])):
             margin = 0.03 * (values.max() - values.min())
             limits(values.min() - margin, values.max() + margin)
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    step_ticks(ax)
 
 
 def short_setting(setting: str, width: int = 44) -> str:
@@ -321,5 +322,5 @@ def share_ylabel(axes: Sequence[Axes], columns: int, text: str) -> None:
 
 def legend(figure: Figure, labels: Sequence[str], palette: dict[str, str]) -> None:
     """One for all panels, above them."""
-    handles: list[Any] = [Line2D([], [], color=palette[label], linewidth=2.4) for label in labels]
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 4))
+    handles = [line_key(palette[label], label, width=2.4) for label in labels]
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(labels), 4))

@@ -14,7 +14,7 @@ def heldout_summary(comparison: Comparison) -> pd.DataFrame:
     heldout and best loss, heldout_sd (n - 1), and from `gap_statistics` on the heldout loss
     heldout_gap (its mean_gap), relative_gap, t_low, t_high, wins, n. TriPLU, table 5.
     """
-    metric, held = comparison.metric, comparison.measured_by(comparison.metric.heldout)
+    metric, held = comparison.metric, comparison.heldout
     table = (
         held.runs[held.runs["status"] == "finished"]
         .groupby(GROUP, sort=False)
@@ -36,8 +36,7 @@ def heldout_section(comparison: Comparison, summary: pd.DataFrame) -> list[Secti
     metric = comparison.metric
     if summary.empty:
         return []
-    pairs = comparison.measured_by(metric.heldout).pairs
-    frame, seeds = beside_seeds(summary, pairs, GROUP)
+    frame, seeds = beside_seeds(summary, comparison.heldout.pairs, GROUP)
     columns = [
         *setting_column(frame),
         Column("variant", ("label",)),

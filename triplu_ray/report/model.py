@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.ticker import EngFormatter
 
 from triplu_ray.report.style import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 MAX_ROWS = 100
 """Longer tables are cut in print; report.json has every row."""
@@ -17,7 +18,6 @@ MAX_NAMES = 6
 """How many runs or variants a line names before it only counts."""
 
 NULL = "\N{EN DASH}"
-SI = EngFormatter(places=2)
 
 
 def number_text(value: Any, spec: str) -> str:
@@ -27,8 +27,10 @@ def number_text(value: Any, spec: str) -> str:
     if isinstance(value, str):
         return value
     if spec.endswith("si"):
+        from matplotlib.ticker import EngFormatter
+
         sign = "+" if spec.startswith("+") and value > 0 else ""
-        return sign + SI(value).replace("\N{MINUS SIGN}", "-")
+        return sign + EngFormatter(places=2)(value).replace("\N{MINUS SIGN}", "-")
     return format(value, spec)
 
 
@@ -105,7 +107,7 @@ class Figure:
 
     name: str
     caption: str
-    draw: Callable[[], MatplotlibFigure]
+    draw: "Callable[[], MatplotlibFigure]"
 
     @cached_property
     def images(self) -> tuple[bytes, str]:

@@ -46,16 +46,17 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
     the precision), and is_own, whether the run is one of the comparison; in its order.
     """
     own_precision = comparison.runs.set_index("run_id")["precision"]
-    others = stored.loc[~stored["run_id"].isin(own_precision.index), "config"]
+    is_own = stored["run_id"].map(own_precision.index.__contains__).astype(bool)
+    others = stored.loc[~is_own, "config"]
     precision = others.map(lambda config: with_added_keys(config).get("precision"))
     precision = precision.reindex(stored.index).fillna(stored["run_id"].map(own_precision))
     if precision.nunique() < 2:  # as in most stores, and the identities of many runs take time
-        stored, precision = stored[:0], precision[:0]
+        stored, precision, is_own = stored[:0], precision[:0], is_own[:0]
     rows = stored.drop(columns="config").assign(
         loss=stored[comparison.metric.best],
         precision=precision,
         identity=stored["config"].map(_but_for_precision) + stored["corpus_sha256"],
-        is_own=stored["run_id"].isin(comparison.runs["run_id"]),
+        is_own=is_own,
         is_finished=stored["status"] == "finished",
     )
     context = [key for key in comparison.context if key != "precision"]

@@ -3,17 +3,22 @@
 What is seen inside of PolyGLU and of the untied squared ReLU is in `branches`.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as MatplotlibFigure
 
 from triplu_ray.compare import GROUP, Comparison, best_first
 from triplu_ray.report import branches, figures
 from triplu_ray.report.model import Column, Figure, Section, Table, by_itself
 from triplu_ray.report.style import BASELINE, colours, panels
 from triplu_ray.report.tables import setting_column
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 SLICES = {
     "seen_q1": "seen Q1",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from triplu_ray.choice import choose
 from triplu_ray.compare import GROUP, Comparison, value_text
@@ -117,7 +117,7 @@ def near_best(losses: Sequence[Sequence[float]], level: float = 0.95) -> list[bo
     rest = half - half.mean(axis=1, keepdims=True) - half.mean(axis=0) + half.mean()
     freedom = (len(half) - 1) * (seeds - 1)
     noise = math.sqrt((rest**2).sum() / freedom)
-    bound = stats.t.ppf(level, freedom) * noise * math.sqrt(2 / seeds)
+    bound = stdtrit(freedom, level) * noise * math.sqrt(2 / seeds)
     return list(means <= means.min() + bound)
 
 

@@ -1,22 +1,24 @@
 """The section of a report that shows a search: tables, figures, and what to beware of."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator
 
 from triplu_ray.compare import value_text
 from triplu_ray.report.figures import share_ylabel, short_setting
 from triplu_ray.report.model import Column, Figure, Section, Table, axis_words, by_itself
 from triplu_ray.report.search import Found, FoundStudy, confirmations
-from triplu_ray.report.style import BASELINE, INK, colours, panels
+from triplu_ray.report.style import BASELINE, INK, colours, line_key, panels
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 MAX_PANELS = 9
 
@@ -193,6 +195,9 @@ def _figures(found: Found) -> Sequence[Figure]:
 
 def losses_by_value(found: Found, key: str, studies: Sequence[FoundStudy]) -> MatplotlibFigure:
     """Loss of every seed against a searched key, a panel a study."""
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import LogLocator, NullLocator
+
     palette = colours([study.name for study in studies], None)
     wide = len(studies) == 1
     figure, axes = panels(len(studies), 3, 6.4 if wide else 3.4, 4.0 if wide else 3.0)
@@ -207,14 +212,14 @@ def losses_by_value(found: Found, key: str, studies: Sequence[FoundStudy]) -> Ma
             ax.xaxis.set_major_formatter("{x:g}")
     share_ylabel(axes, 3, f"best validation {found.everything.metric.words}")
     handles: list[Artist] = [
-        Line2D([], [], color=INK, linewidth=1.2, label="best"),
+        line_key(INK, "best"),
         Patch(color=INK, alpha=0.12, linewidth=0, label="within noise"),
     ]
     if any(study.fixed for study in studies):
-        handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=":", label="fixed"))
+        handles.append(line_key(INK, "fixed", style=":"))
     if any(_baseline_mean(found, study) for study in studies):
         name = str(found.everything.baseline)
-        handles.append(Line2D([], [], color=BASELINE, linestyle="--", label=name))
+        handles.append(line_key(BASELINE, name, width=1.8, style="--"))
     figure.legend(handles=handles, loc="outside upper left", ncols=4)
     return figure
 

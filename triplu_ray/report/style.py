@@ -1,12 +1,15 @@
 """How figures look: one palette, quiet axes, the same bytes for the same data."""
 
+from __future__ import annotations
+
 import io
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # loaded by what draws: reports without figures do not wait a second for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 INK = "#1f2328"
 PAPER = "#ffffff"
@@ -56,6 +59,8 @@ STYLE: Any = {
 
 def render(draw: Callable[[], Figure]) -> tuple[bytes, str]:
     """Draw a figure in the house style; PNG bytes and SVG text, without dates and versions."""
+    import matplotlib as mpl
+
     png, svg = io.BytesIO(), io.StringIO()
     with mpl.rc_context(STYLE):
         figure = draw()
@@ -82,9 +87,15 @@ def colours(labels: Iterable[str], baseline: str | None) -> dict[str, str]:
     if len(variants) <= len(COLOURS):
         chosen = dict(zip(variants, COLOURS, strict=False))
     else:
-        gradient = mpl.colormaps["viridis"].resampled(len(variants) + 1)
-        chosen = {name: mpl.colors.to_hex(gradient(i)) for i, name in enumerate(variants)}
+        chosen = dict(zip(variants, gradient(len(variants) + 1), strict=False))
     return chosen if baseline is None else {baseline: BASELINE, **chosen}
+
+
+def gradient(count: int) -> list[str]:
+    """So many colours from dark to light, for what has an order."""
+    import matplotlib as mpl
+
+    return [mpl.colors.to_hex(mpl.colormaps["viridis"].resampled(count)(i)) for i in range(count)]
 
 
 def _place(label: str) -> int:
@@ -93,7 +104,26 @@ def _place(label: str) -> int:
 
 def panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure with `count` axes in rows of at most `columns`; sizes in inches a panel."""
+    from matplotlib.figure import Figure
+
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(max(width * columns, 4.5), height * rows + 0.35))
     return figure, [figure.add_subplot(rows, columns, 1 + place) for place in range(count)]
+
+
+def step_ticks(ax: Axes) -> None:
+    """A few ticks along x, written as 2k or 4M."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def line_key(
+    colour: str, label: str, width: float = 1.2, style: Literal["-", "--", ":"] = "-"
+) -> Line2D:
+    """A line for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, label=label, linewidth=width, linestyle=style)

@@ -68,8 +68,4 @@ def write_report(
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     finite = frame.replace([float("inf"), float("-inf")], float("nan")).astype(object)
     records = finite.where(finite.notna(), None).to_dict("records")
-    return [{str(key): _plain(value) for key, value in row.items()} for row in records]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return [{str(key): value for key, value in row.items()} for row in records]
