@@ -34,19 +34,18 @@ def bca_interval(gaps: Floats, level: float = 0.95) -> tuple[Floats, Floats]:
 
     Every row sees the same resamples, so that its interval depends on nothing but the row. Efron
     and Tibshirani, An Introduction to the Bootstrap, equations 14.9 to 14.15; to the digit what
-    scipy.stats.bootstrap gives, whose import takes over a second, a fifth of a large report.
+    scipy.stats.bootstrap gives, whose import takes a second or two.
     """
     groups, n = gaps.shape
     ends = np.full((groups, 2), np.nan)
     varied = np.ptp(gaps, axis=1) > 0
     if n >= BCA_SEEDS and varied.any():
         places = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+        rows = gaps[varied]
         # In parts: all rows' resamples at once would not fit into a cache, or into memory.
-        parts = [gaps[varied][:, part].mean(axis=2) for part in np.array_split(places, 10)]
+        parts = [rows[:, part].mean(axis=2) for part in np.array_split(places, 10)]
         means = np.concatenate(parts, axis=1)
-        ends[varied] = [
-            _bca_ends(*row, level=level) for row in zip(gaps[varied], means, strict=True)
-        ]
+        ends[varied] = [_bca_ends(*row, level=level) for row in zip(rows, means, strict=True)]
     return ends[:, 0], ends[:, 1]
 
 

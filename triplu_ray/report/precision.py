@@ -15,6 +15,7 @@ from triplu_ray.compare import (
     Comparison,
     Metric,
     best_first,
+    is_among,
     settings,
 )
 from triplu_ray.report.model import Column, Section, Table
@@ -46,7 +47,7 @@ def find_twins(comparison: Comparison, stored: pd.DataFrame) -> pd.DataFrame:
     the precision), and is_own, whether the run is one of the comparison; in its order.
     """
     own_precision = comparison.runs.set_index("run_id")["precision"]
-    is_own = stored["run_id"].map(own_precision.index.__contains__).astype(bool)
+    is_own = is_among(stored["run_id"], own_precision.index)
     others = stored.loc[~is_own, "config"]
     precision = others.map(lambda config: with_added_keys(config).get("precision"))
     precision = precision.reindex(stored.index).fillna(stored["run_id"].map(own_precision))

@@ -95,7 +95,8 @@ def gradient(count: int) -> list[str]:
     """So many colours from dark to light, for what has an order."""
     import matplotlib as mpl
 
-    return [mpl.colors.to_hex(mpl.colormaps["viridis"].resampled(count)(i)) for i in range(count)]
+    shades = mpl.colormaps["viridis"].resampled(count)
+    return [mpl.colors.to_hex(shades(place)) for place in range(count)]
 
 
 def _place(label: str) -> int:
