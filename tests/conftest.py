@@ -1,6 +1,8 @@
 """What all tests share: timing is not judged here, and one thread leaves the cores to workers."""
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,15 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # Fixed examples: a failure on one machine is the same failure on every other.
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def every_lease_is_given_back() -> Iterator[None]:
+    """A thread that still renews one would write into the tests that follow."""
+    before = threading.enumerate()
+    yield
+    started = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in started if name.startswith("lease ")] == []
 
 
 @pytest.fixture

@@ -72,8 +72,10 @@ def test_what_is_claimed_is_not_claimed_again(store: Store, cohorts: tuple[Cohor
     assert [claim.sweep_id for claim in claims_on(second, claims(store))] == ["second"]
     other.release()
     # The same sweep's next worker, after a crash, goes on under the same name.
-    assert lease(store, first).acquire() is None
+    next_worker = lease(store, first)
+    assert next_worker.acquire() is None
     held.release()
+    next_worker.release()
     again = lease(store, part, "second")
     assert again.acquire() is None
     again.release()

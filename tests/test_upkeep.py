@@ -201,12 +201,12 @@ def test_whatever_ends_a_merge_every_run_stays_once(
             for verb in ("write", "delete"):
                 original = getattr(Files, verb)
 
-                def act(self: Files, *arguments: Any, original: Any = original) -> None:
+                def act(self: Files, *given: Any, original: Any = original, **named: Any) -> None:
                     nonlocal left
                     left -= 1
                     if left < 0:
                         raise KeyboardInterrupt
-                    original(self, *arguments)
+                    original(self, *given, **named)
 
                 dying.setattr(Files, verb, act)
             with pytest.raises(KeyboardInterrupt):

@@ -109,7 +109,9 @@ class Lease:
             "process": _this_process(),
         }
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep_renewing, daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_renewing, name=f"lease {self._name}", daemon=True
+        )
 
     def acquire(self) -> Claim | None:
         """Claim the runs; the claim that stands in the way, if there is one."""
