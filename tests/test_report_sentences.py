@@ -186,6 +186,17 @@ def test_the_headline_says_whether_the_advantage_stands(
     assert [row["gap"] for row in by_seed[:3]] == pytest.approx([0.0295, 0.0290, 0.0315])
 
 
+def test_of_the_best_that_is_behind_the_disadvantage_stands() -> None:
+    lines = told({"triplu": [-gap for gap in CLEAR]})
+    assert lines[0].startswith("triplu loses to swiglu in 3 of 3 seeds: ")
+    assert lines[1].startswith("triplu's disadvantage stands at equal tokens (-0.")
+    assert "zero" not in lines[1]
+    faster = told({"triplu": [-0.003, -0.0031, -0.0029]}, {"triplu": 320.0})[1]
+    assert faster.startswith("triplu's disadvantage stands at equal tokens (-0.0030, 0/3, interval")
+    assert "; it is not shown at equal seconds (+0.1" in faster
+    assert faster.endswith(" by seconds alone, which is load, p 0.25).")
+
+
 def test_what_only_seconds_show_does_not_stand() -> None:
     """TriPLU takes less time for as many FLOPs, so at equal seconds all its gaps rise."""
     line = told({"triplu": [0.003, 0.004, 0.015]}, {"triplu": 320.0})[1]

@@ -138,7 +138,10 @@ def _without_pairs(comparison: Comparison) -> list[str]:
 
 
 def _equal_cost(rows: pd.DataFrame, label: str, baseline: str) -> list[str]:
-    """Whether the advantage stands: the interval of the gaps lies above zero."""
+    """Whether the advantage stands: the interval of the gaps lies above zero.
+
+    Of the best of variants that are all behind at equal tokens, whether the disadvantage does.
+    """
     told = rows[rows["mean_gap"].notna()]
     if told["verdict"].isna().any():
         gaps = [
@@ -146,8 +149,9 @@ def _equal_cost(rows: pd.DataFrame, label: str, baseline: str) -> list[str]:
             for _, row in told.iterrows()
         ]
         return [f"One seed cannot tell whether {label}'s advantage stands: it is {_listed(gaps)}."]
-    stands = [_at_equal(row) for _, row in told[told["verdict"] == "ahead"].iterrows()]
-    fails = [_at_equal(row) for _, row in told[told["verdict"] != "ahead"].iterrows()]
+    side = "behind" if told["verdict"].iloc[0] == "behind" else "ahead"
+    stands = [_at_equal(row, side) for _, row in told[told["verdict"] == side].iterrows()]
+    fails = [_at_equal(row, side) for _, row in told[told["verdict"] != side].iterrows()]
     clauses = [f"stands {_listed(stands)}"] if stands else []
     clauses += [f"is not shown {_listed(fails)}"] if fails else []
     untold = rows[rows["mean_gap"].isna()]
@@ -155,7 +159,8 @@ def _equal_cost(rows: pd.DataFrame, label: str, baseline: str) -> list[str]:
         costs = [f"at equal {COST_WORDS[cost]}" for cost in untold.loc[untold[column], "cost"]]
         clauses += [f"is not known {_listed(costs)}, {reason}"] if costs else []
         untold = untold[~untold[column]]
-    lines = [f"{label}'s advantage {'; it '.join(clauses)}."]
+    noun = {"ahead": "advantage", "behind": "disadvantage"}[side]
+    lines = [f"{label}'s {noun} {'; it '.join(clauses)}."]
     seconds = rows[rows["cost"] == "seconds"].iloc[0]
     if not seconds["is_apart"]:
         lines.append(
@@ -166,8 +171,9 @@ def _equal_cost(rows: pd.DataFrame, label: str, baseline: str) -> list[str]:
     return lines
 
 
-def _at_equal(row: "pd.Series[Any]") -> str:
-    what = {"ahead": "", "undecided": " holds zero", "behind": " lies below zero"}[row["verdict"]]
+def _at_equal(row: "pd.Series[Any]", side: str) -> str:
+    other = {"ahead": " lies above zero", "behind": " lies below zero", "undecided": " holds zero"}
+    what = "" if row["verdict"] == side else other[row["verdict"]]
     if row["verdict"] == "undecided" and row["t_low"] > 0:
         what = " by seconds alone, which is load"
     return (
