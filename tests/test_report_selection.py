@@ -179,6 +179,18 @@ def test_settings_choose_apart(store: Store) -> None:
     )
 
 
+def test_a_variant_with_values_of_its_own_has_its_own_edges(store: Store) -> None:
+    own = {**SELECT, "values": RATES[1:], "values_for": {"swiglu": RATES}}
+    planned = candidates("swiglu") + candidates("triplu", "quad_prod", rates=RATES[1:])
+    write_space(store, "zoo", planned + compared(CHOSEN), loss, select=own)
+    report = build_report(store, "zoo")
+    assert table(report, "selection").rows() == [
+        ["triplu", "\N{EN DASH}", "1.2030", "1.0030", "0.01", "highest"],
+        ["swiglu", "1.3030", "1.1030", "1.2030", "0.001", "no"],
+        ["quad_prod", "\N{EN DASH}", "1.2030", "2 diverged", "0.001", "lowest"],
+    ]
+
+
 # Half done
 
 
@@ -239,7 +251,7 @@ def test_runs_at_an_earlier_choice_stay_until_the_new_one_is_run(store: Store) -
 def test_selections_of_several_plans_are_one() -> None:
     assert merged_selection([{}, {"select": None}]) is None
     other = {"key": "weight_decay", "values": [0.0], "seeds": [7]}
-    wider = {"key": "learning_rate", "values": [3e-2, 1e-3], "seeds": [101, 103]}
+    wider = {**SELECT, "values": [1e-3], "values_for": {"gelu": [3e-2]}, "seeds": [101, 103]}
     assert merged_selection([{"select": one} for one in (other, SELECT, wider)]) == {
         "key": "learning_rate",
         "values": [1e-4, 1e-3, 1e-2, 3e-2],

@@ -207,6 +207,39 @@ def test_the_record_says_what_was_selected() -> None:
     assert plan_of(SMALL).record()["select"] is None
 
 
+def test_a_variant_may_have_values_of_its_own() -> None:
+    mine = {**SELECT["select"], "values_for": {"triplu": [3e-4, 3e-3]}}
+    content = {**SELECT, "select": mine}
+    plan = plan_of(content)
+    pairs = [*itertools.product(["swiglu"], RATES), *itertools.product(["triplu"], [3e-4, 3e-3])]
+    assert Counter(
+        (run.config.ffn.label, run.config.learning_rate, run.config.seed) for run in plan.runs
+    ) == Counter((*pair, seed) for pair in pairs for seed in SEEDS)
+    assert plan.pending == 2 * 3
+    assert plan.record()["select"] == mine
+    later = plan_of(content, results=results_of(plan, at({"swiglu": 1e-4, "triplu": 3e-3})))
+    assert {(label, rate) for label, rate, _ in evaluated(later)} == {
+        ("swiglu", 1e-4), ("triplu", 3e-3),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values_for", "message"),
+    [
+        ("{reglu: [1]}", r"select\.values_for\.reglu: applies to no run of the space"),
+        ("{triplo: [1]}", r"select\.values_for: unknown variant 'triplo'; did you mean 'triplu'\?"),
+        ("{triplu: []}", r"select\.values_for\.triplu: expected a list of at least one value"),
+        ("{triplu: [-1]}", r"select\.values_for\.triplu: .* greater than 0"),
+        ("{triplu: [1, 1]}", r"select\.values_for\.triplu: expected distinct values"),
+        ("{triplu: 1}", r"select\.values_for\.triplu: "),
+        ("[1]", r"select\.values_for: "),
+    ],
+)
+def test_values_of_a_variant_are_checked_as_all_others(values_for: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_of(SELECT, f"select.values_for={values_for}")
+
+
 def test_an_override_of_the_key_or_of_select_takes_the_place_of_the_other() -> None:
     fixed = plan_of(SELECT, "learning_rate=1e-3")
     assert (fixed.pending, run_ids(fixed)) == (0, run_ids(plan_of(SMALL, "learning_rate=1e-3")))

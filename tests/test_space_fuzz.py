@@ -42,6 +42,7 @@ SOUND: dict[str, list[Any]] = {
     "select": [
         {"key": "learning_rate", "values": [1e-3, 1], "seeds": [7]},
         {"key": "num_steps", "values": [250, 500], "seeds": [1, 8]},
+        {"key": "num_steps", "values": [250], "seeds": [8], "values_for": {"triplu": [500, 250]}},
         {"values": [1]},
     ],
     "search": [

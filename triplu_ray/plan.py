@@ -215,7 +215,7 @@ class Plan:
             "baseline": self.baseline,
             "targets": list(header.targets),
             "pending": self.pending,
-            "select": header.select and header.select.model_dump(),
+            "select": header.select and header.select.model_dump(exclude_defaults=True),
             "search": header.search
             and header.search.model_dump() | {"studies": [one.record() for one in self.studies]},
             "runs": [run.row() for run in self.runs],
@@ -263,7 +263,7 @@ def make_plan(
     stand_ins: list[PlannedRun] = []
     studies: tuple[PlannedStudy, ...] = ()
     if header.select is not None:
-        known, stand_ins = two_stages(header.select, wanted, resolve, results or {})
+        known, stand_ins = two_stages(header.select, wanted, resolve, results or {}, space.origin)
     elif header.search is not None:
         axes = {key for block in space.blocks for key in block.grid}
         made = search_runs(

@@ -34,7 +34,13 @@ class Selection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     key: Annotated[str, AfterValidator(_selectable)]
     values: list[Any]
+    values_for: dict[str, list[Any]] = {}
+    """In place of `values`, for variants whose best may lie elsewhere."""
     seeds: list[Any]
+
+    def values_of(self, variant: str) -> list[Any]:
+        """What is tried for a variant."""
+        return self.values_for.get(variant, self.values)
 
 
 class Identified(Protocol):
@@ -53,19 +59,22 @@ def two_stages(
     wanted: Iterable[tuple[dict[str, Any], str]],
     resolve: Callable[[dict[str, Any], str], Run],
     results: Mapping[str, float | None],
+    origin: str,
 ) -> tuple[list[Run], list[Run]]:
     """All candidates and the runs whose value is chosen; and those that wait for theirs.
 
-    These stand at the first value, whatever will be chosen.
+    These stand at their first value, whatever will be chosen.
 
     `wanted` are the settings of the space's runs, without the key, and where they stand; `resolve`
     makes a run of both. `results` has the best loss of finished runs by id, None if diverged.
-    Raises UserError for a seed that is of both kinds.
+    Raises UserError, which names the space by its `origin`, for a seed that is of both kinds and
+    for values of a variant that the space has not.
     """
     candidates: list[Run] = []
     evaluations: list[Run] = []
     waiting: dict[str, Run] = {}
     chosen: dict[str, Any] = {}
+    foreign = dict(select.values_for)
     for settings, where in wanted:
         seed = settings.get("seed", RunConfig.model_fields["seed"].default)
         if seed in select.seeds:
@@ -73,6 +82,8 @@ def two_stages(
                 f"{where}: select.seeds: expected seeds apart from those of the space, got {seed} "
                 "in both"
             )
+        values = select.values_of(settings["variant"])
+        foreign.pop(settings["variant"], None)
         group = repr(sorted({**settings, "seed": None}.items()))
         if group not in chosen:
             grid = [
@@ -80,17 +91,19 @@ def two_stages(
                     resolve({**settings, select.key: value, "seed": apart}, where)
                     for apart in select.seeds
                 ]
-                for value in select.values
+                for value in values
             ]
             candidates += (run for row in grid for run in row)
-            chosen[group] = _chosen(select.values, grid, results)
+            chosen[group] = _chosen(values, grid, results)
         value = chosen[group]
-        at = select.values[0] if value is None else value
+        at = values[0] if value is None else value
         run = resolve({**settings, select.key: at}, where)
         if value is None:
             waiting[run.run_id] = run
         else:
             evaluations.append(run)
+    for variant in foreign:
+        raise UserError(f"{origin}: select.values_for.{variant}: applies to no run of the space")
     return [*candidates, *evaluations], list(waiting.values())
 
 

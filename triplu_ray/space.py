@@ -293,6 +293,10 @@ def _build_space(data: Mapping[str, Any], origin: str) -> Space:
     if header.select is not None:
         _checked_list(header.select.key, header.select.values, f"{origin}: select.values")
         _checked_list("seed", header.select.seeds, f"{origin}: select.seeds")
+        for variant, values in header.select.values_for.items():
+            where = f"{origin}: select.values_for"
+            _checked("variant", variant, where, named=True)
+            _checked_list(header.select.key, values, f"{where}.{variant}")
     if header.search is not None:
         _check_search(header, header.search, origin)
 

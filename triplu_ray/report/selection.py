@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,16 +42,18 @@ class Selected:
 
 
 def merged_selection(plans: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The `select` of several plans of one space: all their values and all their seeds."""
+    """The `select` of several plans of one space: all values, of whatever variant, all seeds."""
     found = [plan["select"] for plan in plans if plan.get("select")]
     if not found:
         return None
     key = found[-1]["key"]
-    merged = {
-        name: list(dict.fromkeys(one for each in found if each["key"] == key for one in each[name]))
-        for name in ("values", "seeds")
+    found = [each for each in found if each["key"] == key]
+    values = [[each["values"], *each.get("values_for", {}).values()] for each in found]
+    return {
+        "key": key,
+        "values": list(dict.fromkeys(chain(*chain(*values)))),
+        "seeds": list(dict.fromkeys(chain(*(each["seeds"] for each in found)))),
     }
-    return {"key": key, **merged}
 
 
 def split(everything: Comparison, select: Mapping[str, Any]) -> tuple[Comparison, Selected]:
