@@ -220,6 +220,12 @@ def test_a_target_is_not_timed_by_runs_trained_apart() -> None:
         assert headline(comparison, costs, [1.20])[-1].endswith(seconds)
 
 
+def test_without_evaluations_nothing_is_said_of_equal_cost() -> None:
+    comparison, costs = curves()
+    everything, nothing = headline(comparison, costs, []), headline(comparison, costs[:0], [])
+    assert nothing == everything[:1]
+
+
 def test_under_a_decaying_rate_a_cut_off_run_tells_nothing() -> None:
     comparison, costs = curves(schedule="cosine")
     line = headline(comparison, costs, [])[1]

@@ -149,7 +149,7 @@ def _equal_cost(rows: pd.DataFrame, label: str, baseline: str) -> list[str]:
             for _, row in told.iterrows()
         ]
         return [f"One seed cannot tell whether {label}'s advantage stands: it is {_listed(gaps)}."]
-    side = "behind" if told["verdict"].iloc[0] == "behind" else "ahead"
+    side = "behind" if list(told["verdict"][:1]) == ["behind"] else "ahead"
     stands = [_at_equal(row, side) for _, row in told[told["verdict"] == side].iterrows()]
     fails = [_at_equal(row, side) for _, row in told[told["verdict"] != side].iterrows()]
     clauses = [f"stands {_listed(stands)}"] if stands else []
@@ -159,6 +159,8 @@ def _equal_cost(rows: pd.DataFrame, label: str, baseline: str) -> list[str]:
         costs = [f"at equal {COST_WORDS[cost]}" for cost in untold.loc[untold[column], "cost"]]
         clauses += [f"is not known {_listed(costs)}, {reason}"] if costs else []
         untold = untold[~untold[column]]
+    if not clauses:
+        return []
     noun = {"ahead": "advantage", "behind": "disadvantage"}[side]
     lines = [f"{label}'s {noun} {'; it '.join(clauses)}."]
     seconds = rows[rows["cost"] == "seconds"].iloc[0]
